@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file e2m1.h
+ * @brief The 4-bit float E2M1 of OCP MX (NUM 2.4): sign, two exponent bits, one mantissa bit.
+ */
+#ifndef NBL_NUM_E2M1_H
+#define NBL_NUM_E2M1_H
+
+#include "fn.h"
+
+/** Twice the value of a code's magnitude bits 0..7: 0 1 2 3 4 6 8 12. */
+NBL_FN int32_t nbl_e2m1_half_units(uint32_t code)
+{
+    uint32_t mantissa = code & 1u;
+    uint32_t exponent = (code >> 1) & 3u;
+    uint32_t magnitude = exponent == 0 ? mantissa : (2u | mantissa) << (exponent - 1u);
+    return (code & 8u) != 0 ? -(int32_t)magnitude : (int32_t)magnitude;
+}
+
+/** Code of x: RNE, ties to the even code, magnitudes above 6 become 6, -0 becomes 0. x must not be NaN. */
+NBL_FN uint32_t nbl_e2m1_encode(float x)
+{
+    float a = fabsf(x);
+    uint32_t code = (uint32_t)(a > 0.25f) + (uint32_t)(a >= 0.75f) + (uint32_t)(a > 1.25f) + (uint32_t)(a >= 1.75f) +
+                    (uint32_t)(a > 2.5f) + (uint32_t)(a >= 3.5f) + (uint32_t)(a > 5.0f);
+    return code != 0 && x < 0.0f ? code | 8u : code;
+}
+
+#endif

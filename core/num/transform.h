@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file transform.h
+ * @brief What happens to a vector before it is quantized (NUM 4): Walsh-Hadamard butterflies and centring.
+ */
+#ifndef NBL_NUM_TRANSFORM_H
+#define NBL_NUM_TRANSFORM_H
+
+#include "e8m0.h"
+
+/** log2 of a power of two; 0 for 0, which stands for "no transform". */
+NBL_FN int32_t nbl_log2_of(uint32_t n)
+{
+    int32_t log = 0;
+    while (n > 1u) {
+        n >>= 1;
+        log++;
+    }
+    return log;
+}
+
+/** Unnormalised Walsh-Hadamard transform in place of each run of n elements (NUM 4.1); nothing if n is 0. */
+NBL_FN void nbl_hadamard(float *x, uint32_t dim, uint32_t n)
+{
+    for (uint32_t h = 1; h < n; h *= 2u) {
+        for (uint32_t first = 0; first < dim; first += 2u * h) {
+            for (uint32_t i = first; i < first + h; ++i) {
+                float a = x[i];
+                float b = x[i + h];
+                x[i] = a + b;
+                x[i + h] = a - b;
+            }
+        }
+    }
+}
+
+/** Takes the transform back: the butterflies again, then the exact factor 1/n (NUM 4.4, 5.7). */
+NBL_FN void nbl_hadamard_undo(float *x, uint32_t dim, uint32_t n)
+{
+    if (n == 0) {
+        return;
+    }
+    nbl_hadamard(x, dim, n);
+    float inverse = nbl_pow2(-nbl_log2_of(n));
+    for (uint32_t d = 0; d < dim; ++d) {
+        x[d] *= inverse;
+    }
+}
+
+/** x - mu * 2^Emu, element by element (NUM 4.2). */
+NBL_FN void nbl_center_subtract(float *x, uint32_t dim, const int8_t *codes, uint8_t exponent)
+{
+    float unit = nbl_pow2(nbl_e8m0_decode_slot(exponent));
+    for (uint32_t d = 0; d < dim; ++d) {
+        x[d] -= (float)codes[d] * unit;
+    }
+}
+
+/** x + mu * 2^Emu (NUM 4.4). */
+NBL_FN void nbl_center_add(float *x, uint32_t dim, const int8_t *codes, uint8_t exponent)
+{
+    float unit = nbl_pow2(nbl_e8m0_decode_slot(exponent));
+    for (uint32_t d = 0; d < dim; ++d) {
+        x[d] += (float)codes[d] * unit;
+    }
+}
+
+#endif

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file isa.h
+ * @brief The hot loops of attend, one table per instruction set; all tables give the same bits.
+ *
+ * A tile is 128 tokens of one kv head, in four groups of 32. Whatever its format, a group is brought once into the canonical
+ * int8 form (NUM 2) in a layout whose lanes need no horizontal sums, and is then used by all query rows of a work item:
+ *
+ *     K  uint8 code + 128   [group][Dk/4][token 32][4 d]     a 64-byte line: 16 tokens, 4 d
+ *     V  int8  code         [group][token/4 8][Dv][4 token]  a 64-byte line: 16 d, 4 tokens
+ *
+ * Codes of K carry +128 because one operand of the byte dot product is unsigned; a row's start value takes it back exactly.
+ */
+#ifndef SIM_ISA_H
+#define SIM_ISA_H
+
+#include "block.h"
+
+#include <stdint.h>
+
+#define SIM_TILE 128u
+#define SIM_GROUP 32u
+#define SIM_GROUPS (SIM_TILE / SIM_GROUP)
+#define SIM_ROWS_MAX 64u /**< query rows of a work item */
+
+/** 32 stored tokens in the layout of a page whose groups are full (F3, F4). */
+typedef struct sim_group {
+    uint32_t format;
+    uint32_t dim;
+    const uint8_t *codes;
+    const uint8_t *scales; /**< plane 0 of the first token */
+    uint64_t plane_stride;
+} sim_group;
+
+/** A decoded tile; arrays are 64-byte aligned. */
+typedef struct sim_tile {
+    uint32_t groups; /**< decoded groups, from the first */
+    uint32_t k_dim;  /**< padded */
+    uint32_t v_dim;  /**< padded */
+    uint8_t *k;
+    int8_t *v;
+    float unit[SIM_TILE];     /**< 2^ek */
+    float exponent[SIM_TILE]; /**< ev */
+    float weight[SIM_TILE];   /**< 2^-ev */
+} sim_tile;
+
+/** One row's view of a tile, for softmax. */
+typedef struct sim_row_tile {
+    const float *x;      /**< float(I) * 2^ek, or tanhp(...) with soft cap */
+    const float *a;      /**< ev, with ALiBi's term if there is one */
+    const float *weight; /**< 2^-ev */
+    uint64_t visible[2]; /**< bit t: token t takes part; not both 0 */
+    uint32_t groups;
+    float scale;         /**< cq_row, or fl(soft_cap * LOG2E) */
+} sim_row_tile;
+
+/** What softmax finds (NUM 5.4). */
+typedef struct sim_softmax {
+    float base;    /**< B after this tile */
+    float rescale; /**< factor for L and O before they are added to; 1 if the base did not move */
+    float b;
+    float l;
+    uint32_t left_out; /**< 1: the tile adds nothing (rescale still counts) */
+} sim_softmax;
+
+typedef struct sim_isa {
+    const char *name;
+    /** Decodes K of a group: codes [Dk/4][32][4], unit[32] = 2^ek. */
+    void (*decode_k)(const sim_group *group, uint8_t *codes, float *unit);
+    /** Decodes V of a group: codes [8][Dv][4], exponent[32] = ev, weight[32] = 2^-ev. */
+    void (*decode_v)(const sim_group *group, int8_t *codes, float *exponent, float *weight);
+    /** x[r*128 + t] = float(sum_d q[r*Dk + d] * k[t][d]) * 2^ek (NUM 5.3); bias[r] = -128 * sum_d q[r*Dk + d]. */
+    void (*dot_qk)(const sim_tile *tile, const int8_t *q, const int32_t *bias, uint32_t rows, float *x);
+    /** P bytes and the row's sums of one tile (NUM 5.4). first: the chunk has no base yet. */
+    sim_softmax (*softmax)(const sim_row_tile *row, float base, int first, uint8_t *p);
+    /** o[r][d] = fma(float(sum_t p[r*128 + t] * v[t][d]), b[r], o[r][d]) (NUM 5.4). */
+    void (*dot_pv)(const sim_tile *tile, const uint8_t *p, float *const *o, const float *b, uint32_t rows);
+} sim_isa;
+
+extern const sim_isa sim_isa_scalar;
+#if defined(__x86_64__)
+extern const sim_isa sim_isa_avx2;
+extern const sim_isa sim_isa_avx512;
+#endif
+
+/** Table of a name ("scalar", "avx2", "avx512"), the best one this CPU has for NULL or "", NULL if the name is unknown or
+ *  the CPU lacks it. */
+const sim_isa *sim_isa_find(const char *name);
+
+#endif

@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file append.c
+ * @brief append: transform, quantize and store new tokens (NUM 3, 4).
+ */
+#include "centers.h"
+#include "page.h"
+#include "quantize.h"
+#include "rowsum.h"
+#include "sim.h"
+#include "stats.h"
+#include "tensor.h"
+#include "transform.h"
+
+#define CENTER_TOKENS_MIN 32u   /* NUM 4.2 */
+#define CENTER_TOKENS_MAX 1024u
+
+/* One head's row of a token as binary32, sanitized and rotated (NUM 3.1, 4.1). */
+static void load_row(const nbl_tensor *t, uint64_t token, uint32_t head, uint32_t hadamard, float *x,
+                     nbl_quant_stats *stats)
+{
+    uint32_t dim = (uint32_t)t->shape[2];
+    sim_read(sim_row3(t, token, head), t->dtype, t->stride_bytes[2], dim, x);
+    for (uint32_t d = 0; d < dim; ++d) {
+        x[d] = nbl_sanitize(x[d], stats);
+    }
+    nbl_hadamard(x, dim, hadamard);
+}
+
+static void store_row(const nbl_append_args *args, int64_t slot, enum nbl_kind kind, uint32_t head, const float *x,
+                      nbl_quant_stats *stats)
+{
+    const nbl_kv_shape *shape = args->pool->shape;
+    uint32_t page = (uint32_t)(slot / shape->page_tokens);
+    uint32_t token = (uint32_t)(slot % shape->page_tokens);
+    uint32_t rule = kind == NBL_KIND_K ? shape->k_scale_rule : shape->v_scale_rule;
+    sim_part part = sim_part_at(args->pool, args->layer, page, kind, head);
+    nbl_vector v;
+    nbl_vector_quantize(x, part.dim, part.format, rule, &v, stats);
+    sim_part_store(&part, token, &v);
+}
+
+static void append_token(const nbl_append_args *args, uint64_t token, nbl_quant_stats *stats)
+{
+    const nbl_kv_shape *shape = args->pool->shape;
+    float x[NBL_DIM_PADDED_MAX];
+    for (uint32_t head = 0; head < shape->kv_heads; ++head) {
+        load_row(&args->k, token, head, shape->k_hadamard, x, stats);
+        if (shape->centering) {
+            uint32_t sequence = sim_sequence_of(args->seq_indptr, args->batch, token);
+            sim_center center = sim_center_at(&args->centers, shape, sequence, head);
+            nbl_center_subtract(x, shape->k_dim, center.codes, *center.exponent);
+        }
+        store_row(args, args->slots[token], NBL_KIND_K, head, x, stats);
+        load_row(&args->v, token, head, shape->v_hadamard, x, stats);
+        store_row(args, args->slots[token], NBL_KIND_V, head, x, stats);
+    }
+}
+
+/* COMPUTE of NUM 4.2 for one sequence and head. */
+static void compute_center(const nbl_append_args *args, uint32_t sequence, uint32_t head)
+{
+    uint32_t dim = args->pool->shape->k_dim;
+    uint32_t first = (uint32_t)args->seq_indptr[sequence];
+    uint32_t n = (uint32_t)args->seq_indptr[sequence + 1] - first;
+    float mean[NBL_DIM_PADDED_MAX] = {0};
+    if (n >= CENTER_TOKENS_MIN) {
+        n = n < CENTER_TOKENS_MAX ? n : CENTER_TOKENS_MAX;
+        float sums[NBL_DIM_PADDED_MAX][NBL_PARTIAL_SUMS] = {{0}};
+        float x[NBL_DIM_PADDED_MAX];
+        nbl_quant_stats ignored = {0};
+        for (uint32_t t = 0; t < n; ++t) {
+            load_row(&args->k, first + t, head, args->pool->shape->k_hadamard, x, &ignored);
+            for (uint32_t d = 0; d < dim; ++d) {
+                sums[d][t % NBL_PARTIAL_SUMS] += x[d];
+            }
+        }
+        float inverse = 1.0f / (float)n;
+        for (uint32_t d = 0; d < dim; ++d) {
+            mean[d] = nbl_sum_tree(sums[d]) * inverse;
+        }
+    }
+    uint64_t ignored_saturation = 0;
+    sim_center center = sim_center_at(&args->centers, args->pool->shape, sequence, head);
+    *center.exponent = nbl_e8m0_encode(nbl_quantize_int8(mean, dim, center.codes, &ignored_saturation));
+}
+
+static void compute_centers(nbl_device *device, const nbl_append_args *args)
+{
+    int64_t count = (int64_t)args->batch * args->pool->shape->kv_heads;
+#pragma omp parallel num_threads(device->threads)
+    {
+        uint32_t saved = sim_fp_enter();
+#pragma omp for schedule(dynamic)
+        for (int64_t i = 0; i < count; ++i) {
+            uint32_t sequence = (uint32_t)(i / args->pool->shape->kv_heads);
+            if (args->seq_indptr[sequence + 1] > args->seq_indptr[sequence]) {
+                compute_center(args, sequence, (uint32_t)(i % args->pool->shape->kv_heads));
+            }
+        }
+        sim_fp_leave(saved);
+    }
+    (void)device;
+}
+
+static void append_tokens(nbl_device *device, const nbl_append_args *args)
+{
+    int64_t tokens = (int64_t)args->k.shape[0];
+#pragma omp parallel num_threads(device->threads)
+    {
+        uint32_t saved = sim_fp_enter();
+        nbl_quant_stats stats = {0};
+#pragma omp for schedule(dynamic, 16)
+        for (int64_t t = 0; t < tokens; ++t) {
+            if (args->slots[t] >= 0) {
+                append_token(args, (uint64_t)t, &stats);
+            }
+        }
+#pragma omp critical(sim_append_stats)
+        sim_stats_add(args->stats, &stats);
+        sim_fp_leave(saved);
+    }
+    (void)device;
+}
+
+static nbl_status check_args(const nbl_append_args *args, nbl_error *err)
+{
+    uint64_t tokens = args->k.shape[0];
+    nbl_status status = sim_check_stream(args->stream, err);
+    if (status == NBL_OK) {
+        status = sim_check_slots(args->pool, args->slots, tokens, err);
+    }
+    if (status == NBL_OK && args->pool->shape->centering) {
+        status = sim_check_indptr("seq_indptr", args->seq_indptr, args->batch, tokens, err);
+        if (status == NBL_OK) {
+            status = sim_check_centers(&args->centers, args->batch, err);
+        }
+    }
+    return status;
+}
+
+nbl_status sim_append(nbl_device *device, const nbl_append_args *args, nbl_error *err)
+{
+    if (args->k.shape[0] == 0) {
+        return NBL_OK;
+    }
+    nbl_status status = check_args(args, err);
+    if (status != NBL_OK) {
+        return status;
+    }
+    if (args->pool->shape->centering && args->center_mode == NBL_CENTER_COMPUTE) {
+        compute_centers(device, args);
+    }
+    append_tokens(device, args);
+    return NBL_OK;
+}

@@ -1,0 +1,711 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file attend.c
+ * @brief attend: every query row over the stored tokens it may see (NUM 5).
+ *
+ * Work is cut into items: one sequence, one kv head, up to 64 query rows, and either all chunks or a single one. Few rows over
+ * a long cache (decode) are cut by chunk, so that all threads have work; many rows (prefill) keep their running state at
+ * hand. The cut depends on upper bounds alone and cannot change a bit, since chunk states are merged in order either way.
+ */
+#include "centers.h"
+#include "merge.h"
+#include "page.h"
+#include "quantize.h"
+#include "sim.h"
+#include "tensor.h"
+#include "tile.h"
+
+#define CHUNK_TILES (NBL_CHUNK_TOKENS / SIM_TILE)
+#define SPLIT_BYTES_MAX (64u << 20) /* of chunk states kept in the workspace */
+
+/* A query row brought to canonical form (NUM 5.1), in the workspace. */
+typedef struct query {
+    float scale;   /* cq_row; cs_row with soft cap */
+    float offset;  /* NUM 5.7 */
+    int32_t bias;  /* -128 * sum of the codes */
+    int32_t reserved;
+} query;
+
+/* Sizes of a call, from its bounds; the same for workspace_size and attend. */
+typedef struct plan {
+    uint32_t k_dim; /* padded */
+    uint32_t v_dim; /* padded */
+    uint32_t block_rows; /* most rows of an item */
+    uint32_t blocks; /* row blocks per sequence and kv head */
+    uint32_t first_chunk;
+    uint32_t chunks; /* in the range */
+    int split;       /* one item per chunk, states kept in the workspace */
+    uint64_t rows;   /* Tq * Hq */
+    uint64_t state_floats; /* per row and chunk */
+    uint64_t states_bytes; /* that a call within the bounds may need */
+    uint64_t queries_at;
+    uint64_t codes_at;
+    uint64_t states_at;
+    uint64_t scratch_at;
+    uint64_t scratch_bytes; /* per thread */
+    uint64_t bytes;
+} plan;
+
+/* Everything an item needs to know about the call. */
+typedef struct call {
+    const nbl_device *device;
+    const nbl_attend_args *args;
+    const nbl_kv_shape *shape;
+    plan plan;
+    query *queries;
+    int8_t *codes;
+    float *states;
+    uint8_t *scratch;
+    uint32_t group_rows; /* Hq / Hk */
+    float c;             /* fl(sm_scale * LOG2E), or fl(sm_scale / soft_cap) */
+    float cap;           /* fl(soft_cap * LOG2E), 0 without */
+} call;
+
+/* Working memory of a thread. */
+typedef struct scratch {
+    sim_tile tile;
+    sim_group_buffer buffer;
+    int8_t *q;        /* [rows][k_dim] */
+    int32_t *bias;    /* [rows] */
+    float *x;         /* [rows][128] */
+    uint8_t *p;       /* [rows][128] */
+    float *o;         /* [rows][v_dim] of the chunk */
+    float *total_o;   /* [rows][v_dim] of the chunks before */
+} scratch;
+
+/* One row of an item. */
+typedef struct row {
+    uint64_t index; /* token * Hq + head */
+    uint64_t token; /* of Q */
+    uint32_t head;
+    int64_t position;
+    int64_t first; /* visible positions [first, end) */
+    int64_t end;
+    float base;
+    float sum;
+    int has_base;
+    nbl_state_head total;
+} row;
+
+typedef struct item {
+    const call *call;
+    scratch *scratch;
+    sim_source source;
+    uint32_t sequence;
+    uint32_t rows;
+    row row[SIM_ROWS_MAX];
+} item;
+
+/* ------------------------------------------------------------------------------------------------ plan */
+
+static uint64_t aligned(uint64_t bytes)
+{
+    return (bytes + SIM_ALIGNMENT - 1u) / SIM_ALIGNMENT * SIM_ALIGNMENT;
+}
+
+static uint64_t scratch_bytes(const plan *p)
+{
+    uint64_t rows = p->block_rows;
+    return aligned(sizeof(scratch)) + aligned((uint64_t)SIM_TILE * p->k_dim) + aligned((uint64_t)SIM_TILE * p->v_dim) +
+           aligned(rows * p->k_dim) + aligned(rows * sizeof(int32_t)) + aligned(rows * SIM_TILE * sizeof(float)) +
+           aligned(rows * SIM_TILE) + 2u * aligned(rows * p->v_dim * sizeof(float));
+}
+
+static uint32_t chunks_of(uint32_t tokens)
+{
+    return (tokens + NBL_CHUNK_TOKENS - 1u) / NBL_CHUNK_TOKENS;
+}
+
+/* Whether a call is split depends on all chunks, whatever the range; so no call within the bounds needs more workspace. */
+static plan make_plan(const nbl_device *device, const nbl_kv_shape *shape, uint32_t q_heads, uint64_t q_tokens,
+                      uint32_t q_len_max, uint32_t kv_len_max)
+{
+    plan p = {0};
+    uint64_t rows_per_head = (uint64_t)q_len_max * (q_heads / shape->kv_heads);
+    p.k_dim = nbl_layout_dim_padded(shape->k_dim);
+    p.v_dim = nbl_layout_dim_padded(shape->v_dim);
+    p.block_rows = (uint32_t)(rows_per_head < SIM_ROWS_MAX ? rows_per_head : SIM_ROWS_MAX);
+    p.blocks = (uint32_t)((rows_per_head + SIM_ROWS_MAX - 1u) / SIM_ROWS_MAX);
+    p.chunks = chunks_of(kv_len_max);
+    p.rows = q_tokens * q_heads;
+    p.state_floats = (uint64_t)p.v_dim + sizeof(nbl_state_head) / sizeof(float);
+    uint64_t states = p.rows * p.chunks * p.state_floats * sizeof(float);
+    p.split = p.chunks > 1u && states <= SPLIT_BYTES_MAX;
+    p.states_bytes = aligned(states < SPLIT_BYTES_MAX ? states : SPLIT_BYTES_MAX);
+    p.codes_at = aligned(p.rows * sizeof(query));
+    p.scratch_at = p.codes_at + aligned(p.rows * p.k_dim);
+    p.scratch_bytes = scratch_bytes(&p);
+    p.states_at = p.scratch_at + p.scratch_bytes * device->threads;
+    p.bytes = p.states_at + p.states_bytes;
+    return p;
+}
+
+/* Leaves only the chunks of the range. */
+static void restrict_plan(plan *p, uint32_t range_begin, uint32_t range_end)
+{
+    if (range_end == 0) {
+        return;
+    }
+    uint32_t end = range_end / NBL_CHUNK_TOKENS < p->chunks ? range_end / NBL_CHUNK_TOKENS : p->chunks;
+    p->first_chunk = range_begin / NBL_CHUNK_TOKENS;
+    p->chunks = end > p->first_chunk ? end - p->first_chunk : 0;
+}
+
+nbl_status sim_workspace_size(nbl_device *device, const nbl_op_desc *op, uint64_t *out_bytes, nbl_error *err)
+{
+    (void)err;
+    *out_bytes = 0;
+    if (op->op == NBL_OP_ATTEND) {
+        *out_bytes = make_plan(device, op->shape, op->q_heads, op->q_tokens_max, op->q_len_max, op->kv_len_max).bytes;
+    }
+    return NBL_OK;
+}
+
+static void *carve(uint8_t **at, uint64_t bytes)
+{
+    void *memory = *at;
+    *at += aligned(bytes);
+    return memory;
+}
+
+static scratch *scratch_of(const call *c, uint32_t thread)
+{
+    const plan *p = &c->plan;
+    uint8_t *at = c->scratch + thread * p->scratch_bytes;
+    memset(at, 0, p->scratch_bytes); /* slots never loaded hold finite values */
+    scratch *s = carve(&at, sizeof *s);
+    s->tile.k_dim = p->k_dim;
+    s->tile.v_dim = p->v_dim;
+    s->tile.k = carve(&at, (uint64_t)SIM_TILE * p->k_dim);
+    s->tile.v = carve(&at, (uint64_t)SIM_TILE * p->v_dim);
+    s->q = carve(&at, (uint64_t)p->block_rows * p->k_dim);
+    s->bias = carve(&at, p->block_rows * sizeof(int32_t));
+    s->x = carve(&at, (uint64_t)p->block_rows * SIM_TILE * sizeof(float));
+    s->p = carve(&at, (uint64_t)p->block_rows * SIM_TILE);
+    s->o = carve(&at, (uint64_t)p->block_rows * p->v_dim * sizeof(float));
+    s->total_o = carve(&at, (uint64_t)p->block_rows * p->v_dim * sizeof(float));
+    return s;
+}
+
+/* ------------------------------------------------------------------------------------------------ queries */
+
+/* Canonical form of a row (NUM 3.6): codes[0..k_dim-1], exponent returned. */
+static int32_t quantize_query(const float *x, uint32_t dim, uint32_t q_format, int8_t *codes, uint32_t padded)
+{
+    if (q_format == NBL_Q4) {
+        nbl_vector v;
+        nbl_quant_stats ignored = {0};
+        nbl_vector_quantize(x, dim, NBL_MXFP4, NBL_RULE_OPTIMAL, &v, &ignored);
+        return nbl_vector_canonical(&v, codes);
+    }
+    uint64_t ignored = 0;
+    memset(codes + dim, 0, padded - dim);
+    return nbl_quantize_int8(x, dim, codes, &ignored);
+}
+
+/* offset of NUM 5.7. */
+static float center_offset(const call *c, uint32_t sequence, uint32_t kv_head, const int8_t *codes, float scale)
+{
+    if (!c->shape->centering) {
+        return 0.0f;
+    }
+    sim_center center = sim_center_at(&c->args->centers, c->shape, sequence, kv_head);
+    int32_t dot = 0;
+    for (uint32_t d = 0; d < c->shape->k_dim; ++d) {
+        dot += codes[d] * center.codes[d];
+    }
+    return (float)dot * nbl_pow2(nbl_e8m0_decode_slot(*center.exponent)) * scale;
+}
+
+static void prepare_query(const call *c, uint64_t index)
+{
+    const nbl_tensor *q = &c->args->q;
+    uint64_t token = index / c->args->q_heads;
+    uint32_t head = (uint32_t)(index % c->args->q_heads);
+    uint32_t dim = c->shape->k_dim;
+    float x[NBL_DIM_PADDED_MAX];
+    nbl_quant_stats ignored = {0};
+    sim_read(sim_row3(q, token, head), q->dtype, q->stride_bytes[2], dim, x);
+    for (uint32_t d = 0; d < dim; ++d) {
+        x[d] = nbl_sanitize(x[d], &ignored);
+    }
+    nbl_hadamard(x, dim, c->shape->k_hadamard);
+    int8_t *codes = c->codes + index * c->plan.k_dim;
+    int32_t exponent = quantize_query(x, dim, c->args->q_format, codes, c->plan.k_dim);
+    query *out = &c->queries[index];
+    out->scale = c->c * nbl_pow2(exponent - nbl_log2_of(c->shape->k_hadamard));
+    out->bias = 0;
+    for (uint32_t d = 0; d < dim; ++d) {
+        out->bias -= 128 * codes[d];
+    }
+    uint32_t sequence = sim_sequence_of(c->args->q_indptr, c->args->batch, token);
+    out->offset = center_offset(c, sequence, head / c->group_rows, codes, out->scale);
+}
+
+/* ------------------------------------------------------------------------------------------------ rows */
+
+static int64_t min_i64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static int64_t max_i64(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* Visible positions of a row, tree mask aside (NUM 5.2). */
+static void set_visible(const nbl_attend_args *args, int64_t kv_len, row *r)
+{
+    int64_t end = kv_len;
+    int64_t first = args->range_begin;
+    if (args->range_end != 0) {
+        end = min_i64(end, args->range_end);
+    }
+    if (args->flags & NBL_ATTEND_CAUSAL) {
+        end = min_i64(end, r->position + 1);
+    }
+    if (args->flags & NBL_ATTEND_WINDOW_RIGHT) {
+        end = min_i64(end, r->position + (int64_t)args->window_right + 1);
+    }
+    if (args->flags & NBL_ATTEND_WINDOW_LEFT) {
+        first = max_i64(first, r->position - (int64_t)args->window_left);
+    }
+    r->first = first;
+    r->end = max_i64(end, first);
+}
+
+static void item_rows(item *it, uint32_t kv_head, uint32_t block)
+{
+    const nbl_attend_args *args = it->call->args;
+    uint32_t group_rows = it->call->group_rows;
+    int32_t q_first = args->q_indptr[it->sequence];
+    int64_t q_len = args->q_indptr[it->sequence + 1] - q_first;
+    int64_t kv_len = args->kv_len[it->sequence];
+    int64_t first = (int64_t)block * SIM_ROWS_MAX;
+    it->rows = (uint32_t)max_i64(0, min_i64(q_len * group_rows - first, SIM_ROWS_MAX));
+    for (uint32_t i = 0; i < it->rows; ++i) {
+        row *r = &it->row[i];
+        int64_t token = (first + i) / group_rows;
+        r->token = (uint64_t)(q_first + token);
+        r->head = kv_head * group_rows + (uint32_t)((first + i) % group_rows);
+        r->index = r->token * args->q_heads + r->head;
+        r->position = kv_len - q_len + token;
+        r->total = nbl_state_empty();
+        set_visible(args, kv_len, r);
+    }
+}
+
+static uint64_t low_bits(int64_t n)
+{
+    return n <= 0 ? 0 : n >= 64 ? ~UINT64_C(0) : (UINT64_C(1) << n) - 1u;
+}
+
+/* Clears the bits of draft tokens that the row's tree mask hides. */
+static void apply_tree_mask(const item *it, const row *r, int64_t start, uint64_t visible[2])
+{
+    const nbl_attend_args *args = it->call->args;
+    if (args->tree_mask == NULL) {
+        return;
+    }
+    const uint32_t *mask = args->tree_mask + r->token * args->tree_mask_stride;
+    int64_t q_len = args->q_indptr[it->sequence + 1] - args->q_indptr[it->sequence];
+    int64_t draft = args->kv_len[it->sequence] - q_len;
+    for (int64_t j = max_i64(draft, start); j < start + SIM_TILE && j < r->end; ++j) {
+        int64_t bit = j - draft;
+        if (((mask[bit / 32] >> (bit % 32)) & 1u) == 0) {
+            visible[(j - start) / 64] &= ~(UINT64_C(1) << ((j - start) % 64));
+        }
+    }
+}
+
+/* Tokens of the tile at `start` that the row sees; 0 if none. */
+static int visible_in_tile(const item *it, const row *r, int64_t start, uint64_t visible[2])
+{
+    for (int64_t half = 0; half < 2; ++half) {
+        int64_t at = start + 64 * half;
+        visible[half] = low_bits(r->end - at) & ~low_bits(r->first - at);
+    }
+    if ((visible[0] | visible[1]) != 0) {
+        apply_tree_mask(it, r, start, visible);
+    }
+    return (visible[0] | visible[1]) != 0;
+}
+
+/* ------------------------------------------------------------------------------------------------ tiles */
+
+/* ALiBi's a (NUM 5.3) for a whole tile. */
+static const float *alibi_exponents(const item *it, const row *r, int64_t start, float *a)
+{
+    const float *slopes = it->call->args->alibi_slopes;
+    const sim_tile *tile = &it->scratch->tile;
+    if (slopes == NULL) {
+        return tile->exponent;
+    }
+    float slope = slopes[r->head] * NBL_LOG2E;
+    for (uint32_t t = 0; t < SIM_TILE; ++t) {
+        a[t] = nbl_fma(slope, (float)(start + t - r->position), tile->exponent[t]);
+    }
+    return a;
+}
+
+/* Soft cap's x (NUM 5.3), in place. */
+static void soft_cap(float *x, uint32_t count, float scale)
+{
+    for (uint32_t t = 0; t < count; ++t) {
+        x[t] = nbl_tanhp(x[t] * scale);
+    }
+}
+
+static void scale_floats(float *x, uint32_t count, float factor)
+{
+    for (uint32_t i = 0; i < count; ++i) {
+        x[i] *= factor;
+    }
+}
+
+/* Softmax of one row of the tile; 1 if the tile adds something, with P at p and its weight at b. */
+static int row_softmax(item *it, uint32_t index, int64_t start, const uint64_t visible[2], uint8_t *p, float *b)
+{
+    const call *c = it->call;
+    scratch *s = it->scratch;
+    row *r = &it->row[index];
+    float a[SIM_TILE];
+    float *x = s->x + (uint64_t)index * SIM_TILE;
+    float *o = s->o + (uint64_t)index * c->plan.v_dim;
+    sim_row_tile view = {x, alibi_exponents(it, r, start, a), s->tile.weight, {visible[0], visible[1]}, s->tile.groups,
+                         c->queries[r->index].scale};
+    if (c->cap != 0.0f) {
+        soft_cap(x, s->tile.groups * SIM_GROUP, view.scale);
+        view.scale = c->cap;
+    }
+    sim_softmax result = c->device->isa->softmax(&view, r->base, !r->has_base, p);
+    if (result.rescale != 1.0f) {
+        r->sum *= result.rescale;
+        scale_floats(o, c->plan.v_dim, result.rescale);
+    }
+    r->base = result.base;
+    r->has_base = 1;
+    if (result.left_out) {
+        return 0;
+    }
+    r->sum = nbl_fma(result.l, result.b, r->sum);
+    *b = result.b;
+    return 1;
+}
+
+/* Brings the codes of the item's rows together, once for all its tiles. */
+static void collect_queries(item *it)
+{
+    const call *c = it->call;
+    for (uint32_t i = 0; i < it->rows; ++i) {
+        uint64_t index = it->row[i].index;
+        memcpy(it->scratch->q + (uint64_t)i * c->plan.k_dim, c->codes + index * c->plan.k_dim, c->plan.k_dim);
+        it->scratch->bias[i] = c->queries[index].bias;
+    }
+}
+
+static void item_tile(item *it, uint32_t index)
+{
+    const call *c = it->call;
+    scratch *s = it->scratch;
+    int64_t start = (int64_t)index * SIM_TILE;
+    uint64_t visible[SIM_ROWS_MAX][2];
+    int any = 0;
+    for (uint32_t i = 0; i < it->rows; ++i) {
+        any |= visible_in_tile(it, &it->row[i], start, visible[i]);
+    }
+    if (!any) {
+        return;
+    }
+    float *o[SIM_ROWS_MAX];
+    float b[SIM_ROWS_MAX];
+    uint32_t active = 0;
+    sim_tile_load_k(&it->source, index, &s->buffer, &s->tile);
+    sim_tile_prefetch(&it->source, index, NBL_KIND_V);
+    c->device->isa->dot_qk(&s->tile, s->q, s->bias, it->rows, s->x);
+    sim_tile_load_v(&it->source, index, &s->buffer, &s->tile);
+    sim_tile_prefetch(&it->source, index + 1u, NBL_KIND_K);
+    for (uint32_t i = 0; i < it->rows; ++i) {
+        if ((visible[i][0] | visible[i][1]) != 0 &&
+            row_softmax(it, i, start, visible[i], s->p + (uint64_t)active * SIM_TILE, &b[active])) {
+            o[active++] = s->o + (uint64_t)i * c->plan.v_dim;
+        }
+    }
+    c->device->isa->dot_pv(&s->tile, s->p, o, b, active);
+}
+
+/* ------------------------------------------------------------------------------------------------ states and output */
+
+static float *state_in_workspace(const call *c, uint64_t row_index, uint32_t n)
+{
+    return c->states + (row_index * c->plan.chunks + n) * c->plan.state_floats;
+}
+
+/* State of a row after a chunk; the empty one has an all-zero O (NUM 5.6). */
+static nbl_state_head finish_chunk(const call *c, const row *r, float *o)
+{
+    nbl_state_head head = {r->base, r->sum, c->queries[r->index].offset, 0.0f};
+    if (!r->has_base || r->sum == 0.0f) {
+        memset(o, 0, c->plan.v_dim * sizeof *o);
+        return nbl_state_empty();
+    }
+    return head;
+}
+
+static void write_state(const call *c, uint32_t n, const row *r, const nbl_state_head *head, const float *o)
+{
+    const nbl_tensor *heads = &c->args->state_head;
+    const nbl_tensor *os = &c->args->state_o;
+    sim_write(sim_row4(heads, n, r->token, r->head), NBL_F32, heads->stride_bytes[3], 4, &head->base);
+    sim_write(sim_row4(os, n, r->token, r->head), NBL_F32, os->stride_bytes[3], c->shape->v_dim, o);
+}
+
+/* Writes O and LSE of a row (NUM 5.7); o is overwritten. */
+static void write_output(const call *c, const row *r, nbl_state_head *head, float *o)
+{
+    const nbl_attend_args *args = c->args;
+    head->offset = c->queries[r->index].offset;
+    if (args->sinks != NULL) {
+        nbl_state_add_sink(head, o, c->shape->v_dim, args->sinks[r->head]);
+    }
+    if (args->lse.data != NULL) {
+        float lse = nbl_state_lse(head, (args->flags & NBL_ATTEND_LSE_BASE2) != 0);
+        memcpy(sim_row3(&args->lse, r->token, r->head), &lse, sizeof lse);
+    }
+    if (args->o.data != NULL) {
+        nbl_state_output(head, o, c->shape->v_dim, c->shape->v_hadamard);
+        sim_write(sim_row3(&args->o, r->token, r->head), args->o.dtype, args->o.stride_bytes[2], c->shape->v_dim, o);
+    }
+}
+
+/* n-th chunk of the range for all rows of the item; leaves each row's state in the workspace or in its total. */
+static void item_chunk(item *it, uint32_t n)
+{
+    const call *c = it->call;
+    scratch *s = it->scratch;
+    uint32_t first_tile = (c->plan.first_chunk + n) * CHUNK_TILES;
+    for (uint32_t i = 0; i < it->rows; ++i) {
+        it->row[i].has_base = 0;
+        it->row[i].sum = 0.0f;
+    }
+    memset(s->o, 0, (uint64_t)it->rows * c->plan.v_dim * sizeof *s->o);
+    for (uint32_t t = 0; t < CHUNK_TILES; ++t) {
+        item_tile(it, first_tile + t);
+    }
+    for (uint32_t i = 0; i < it->rows; ++i) {
+        row *r = &it->row[i];
+        float *o = s->o + (uint64_t)i * c->plan.v_dim;
+        nbl_state_head head = finish_chunk(c, r, o);
+        if (c->args->state_head.data != NULL) {
+            write_state(c, n, r, &head, o);
+        }
+        if (c->plan.split) {
+            float *state = state_in_workspace(c, r->index, n);
+            memcpy(state, &head, sizeof head);
+            memcpy(state + sizeof head / sizeof *state, o, c->plan.v_dim * sizeof *o);
+        } else {
+            nbl_state_merge(&r->total, s->total_o + (uint64_t)i * c->plan.v_dim, &head, o, c->plan.v_dim);
+        }
+    }
+}
+
+/* One item: `chunk` of the range alone when the call is split, all of them otherwise. */
+static void run_item(const call *c, scratch *s, uint32_t sequence, uint32_t kv_head, uint32_t block, uint32_t chunk)
+{
+    const nbl_attend_args *args = c->args;
+    item it;
+    it.call = c;
+    it.scratch = s;
+    it.sequence = sequence;
+    it.source = (sim_source){c->device->isa, args->pool, args->page_table + (uint64_t)sequence * args->page_table_stride,
+                             args->layer, kv_head, (uint32_t)args->kv_len[sequence]};
+    item_rows(&it, kv_head, block);
+    if (it.rows == 0) {
+        return;
+    }
+    collect_queries(&it);
+    if (c->plan.split) {
+        item_chunk(&it, chunk);
+        return;
+    }
+    memset(s->total_o, 0, (uint64_t)it.rows * c->plan.v_dim * sizeof *s->total_o);
+    for (uint32_t n = 0; n < c->plan.chunks; ++n) {
+        item_chunk(&it, n);
+    }
+    for (uint32_t i = 0; i < it.rows; ++i) {
+        write_output(c, &it.row[i], &it.row[i].total, s->total_o + (uint64_t)i * c->plan.v_dim);
+    }
+}
+
+/* Second half of a split call: folds the chunk states of a row. */
+static void fold_row(const call *c, uint64_t index)
+{
+    row r;
+    nbl_state_head total = nbl_state_empty();
+    float o[NBL_DIM_PADDED_MAX] = {0};
+    r.index = index;
+    r.token = index / c->args->q_heads;
+    r.head = (uint32_t)(index % c->args->q_heads);
+    for (uint32_t n = 0; n < c->plan.chunks; ++n) {
+        const float *state = state_in_workspace(c, index, n);
+        nbl_state_head head;
+        memcpy(&head, state, sizeof head);
+        nbl_state_merge(&total, o, &head, state + sizeof head / sizeof *state, c->plan.v_dim);
+    }
+    write_output(c, &r, &total, o);
+}
+
+/* States past the last chunk that the bounds allow are empty too. */
+static void fill_empty_states(const call *c)
+{
+    static const float zeros[NBL_DIM_PADDED_MAX];
+    nbl_state_head empty = nbl_state_empty();
+    row r;
+    for (uint64_t n = c->plan.chunks; c->args->state_head.data != NULL && n < c->args->state_head.shape[0]; ++n) {
+        for (uint64_t index = 0; index < c->plan.rows; ++index) {
+            r.token = index / c->args->q_heads;
+            r.head = (uint32_t)(index % c->args->q_heads);
+            write_state(c, (uint32_t)n, &r, &empty, zeros);
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ call */
+
+static void run_items(const call *c)
+{
+    const plan *p = &c->plan;
+    int64_t parts = p->split ? p->chunks : 1;
+    int64_t per_head = p->blocks * parts; /* 0 if the range lies past kv_len_max */
+    int64_t per_sequence = per_head * c->shape->kv_heads;
+    int64_t items = per_sequence * c->args->batch;
+    int64_t rows = (int64_t)p->rows;
+    uint32_t next_thread = 0;
+#pragma omp parallel num_threads(c->device->threads)
+    {
+        uint32_t saved = sim_fp_enter();
+        uint32_t thread;
+#pragma omp atomic capture
+        thread = next_thread++;
+        scratch *s = scratch_of(c, thread);
+#pragma omp for schedule(dynamic, 8)
+        for (int64_t i = 0; i < rows; ++i) {
+            prepare_query(c, (uint64_t)i);
+        }
+#pragma omp for schedule(dynamic)
+        for (int64_t i = 0; i < items; ++i) {
+            run_item(c, s, (uint32_t)(i / per_sequence), (uint32_t)(i % per_sequence / per_head),
+                     (uint32_t)(i % per_head / parts), (uint32_t)(i % parts));
+        }
+        if (p->split) {
+#pragma omp for schedule(dynamic, 8)
+            for (int64_t i = 0; i < rows; ++i) {
+                fold_row(c, (uint64_t)i);
+            }
+        }
+        sim_fp_leave(saved);
+    }
+    fill_empty_states(c);
+}
+
+static nbl_status check_pages(const nbl_attend_args *args, uint32_t sequence, nbl_error *err)
+{
+    uint32_t page_tokens = args->pool->shape->page_tokens;
+    const int32_t *table = args->page_table + (uint64_t)sequence * args->page_table_stride;
+    uint32_t pages = ((uint32_t)args->kv_len[sequence] + page_tokens - 1u) / page_tokens;
+    if (pages > args->page_table_stride) {
+        return sim_fail(err, NBL_E_RANGE, "sim: kv_len[%u] is %d, which takes %u pages; the table holds %u", sequence,
+                        args->kv_len[sequence], pages, args->page_table_stride);
+    }
+    for (uint32_t i = 0; i < pages; ++i) {
+        if (nbl_layout_region_find(args->pool, table[i]) == NULL) {
+            return sim_fail(err, NBL_E_RANGE, "sim: page_table[%u][%u] is %d, in no region of the pool", sequence, i,
+                            table[i]);
+        }
+    }
+    return NBL_OK;
+}
+
+static nbl_status check_sequence(const nbl_attend_args *args, uint32_t b, nbl_error *err)
+{
+    int64_t q_len = args->q_indptr[b + 1] - args->q_indptr[b];
+    if (args->kv_len[b] < 0 || (uint32_t)args->kv_len[b] > args->kv_len_max) {
+        return sim_fail(err, NBL_E_RANGE, "sim: kv_len[%u] is %d (allowed: 0 to kv_len_max, %u)", b, args->kv_len[b],
+                        args->kv_len_max);
+    }
+    if (q_len > args->q_len_max) {
+        return sim_fail(err, NBL_E_RANGE, "sim: sequence %u has %lld query rows (allowed: up to q_len_max, %u)", b,
+                        (long long)q_len, args->q_len_max);
+    }
+    if (args->tree_mask != NULL && (uint64_t)q_len > 32u * (uint64_t)args->tree_mask_stride) {
+        return sim_fail(err, NBL_E_RANGE, "sim: sequence %u has %lld query rows, tree_mask_stride is %u words", b,
+                        (long long)q_len, args->tree_mask_stride);
+    }
+    return check_pages(args, b, err);
+}
+
+static nbl_status check_slopes(const nbl_attend_args *args, nbl_error *err)
+{
+    for (uint32_t h = 0; args->alibi_slopes != NULL && h < args->q_heads; ++h) {
+        if (!isfinite(args->alibi_slopes[h])) {
+            return sim_fail(err, NBL_E_RANGE, "sim: alibi_slopes[%u] is %g (allowed: finite)", h,
+                            (double)args->alibi_slopes[h]);
+        }
+    }
+    return NBL_OK;
+}
+
+static nbl_status check_args(const nbl_attend_args *args, nbl_error *err)
+{
+    nbl_status status = sim_check_stream(args->stream, err);
+    if (status == NBL_OK) {
+        status = sim_check_indptr("q_indptr", args->q_indptr, args->batch, args->q.shape[0], err);
+    }
+    for (uint32_t b = 0; status == NBL_OK && b < args->batch; ++b) {
+        status = check_sequence(args, b, err);
+    }
+    if (status == NBL_OK && args->pool->shape->centering) {
+        status = sim_check_centers(&args->centers, args->batch, err);
+    }
+    if (status == NBL_OK && args->sinks != NULL) {
+        status = sim_check_sinks(args->sinks, args->q_heads, err);
+    }
+    return status == NBL_OK ? check_slopes(args, err) : status;
+}
+
+static float default_scale(uint32_t k_dim)
+{
+    return 1.0f / sqrtf((float)k_dim);
+}
+
+nbl_status sim_attend(nbl_device *device, const nbl_attend_args *args, nbl_error *err)
+{
+    if (args->q.shape[0] == 0 || args->batch == 0) {
+        return NBL_OK;
+    }
+    nbl_status status = check_args(args, err);
+    if (status != NBL_OK) {
+        return status;
+    }
+    call c = {.device = device, .args = args, .shape = args->pool->shape};
+    c.plan = make_plan(device, c.shape, args->q_heads, args->q.shape[0], args->q_len_max, args->kv_len_max);
+    if (args->workspace_bytes < c.plan.bytes) {
+        return sim_fail(err, NBL_E_INVALID, "sim: workspace_bytes is %llu (needed: %llu)",
+                        (unsigned long long)args->workspace_bytes, (unsigned long long)c.plan.bytes);
+    }
+    restrict_plan(&c.plan, args->range_begin, args->range_end);
+    uint8_t *workspace = args->workspace;
+    c.queries = (query *)(void *)workspace;
+    c.codes = (int8_t *)(workspace + c.plan.codes_at);
+    c.states = (float *)(void *)(workspace + c.plan.states_at);
+    c.scratch = workspace + c.plan.scratch_at;
+    c.group_rows = args->q_heads / c.shape->kv_heads;
+    uint32_t saved = sim_fp_enter();
+    float sm_scale = args->sm_scale != 0.0f ? args->sm_scale : default_scale(c.shape->k_dim);
+    c.c = args->soft_cap != 0.0f ? sm_scale / args->soft_cap : sm_scale * NBL_LOG2E;
+    c.cap = args->soft_cap != 0.0f ? args->soft_cap * NBL_LOG2E : 0.0f;
+    sim_fp_leave(saved);
+    run_items(&c);
+    return NBL_OK;
+}

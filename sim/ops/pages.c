@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file pages.c
+ * @brief copy_pages and transcode: whole pages, all layers (NUM 3.7).
+ */
+#include "page.h"
+#include "quantize.h"
+#include "sim.h"
+#include "stats.h"
+
+static nbl_status check_page(const char *name, const nbl_pool *pool, uint32_t i, int32_t page, nbl_error *err)
+{
+    if (nbl_layout_region_find(pool, page) == NULL) {
+        return sim_fail(err, NBL_E_RANGE, "sim: %s[%u] is %d, in no region of the pool", name, i, page);
+    }
+    return NBL_OK;
+}
+
+static nbl_status check_pairs(const nbl_pool *src_pool, const nbl_pool *dst_pool, const int32_t *src_pages,
+                              const int32_t *dst_pages, uint32_t count, nbl_error *err)
+{
+    for (uint32_t i = 0; i < count; ++i) {
+        nbl_status status = check_page("src_pages", src_pool, i, src_pages[i], err);
+        status = status == NBL_OK ? check_page("dst_pages", dst_pool, i, dst_pages[i], err) : status;
+        if (status != NBL_OK) {
+            return status;
+        }
+    }
+    return NBL_OK;
+}
+
+static nbl_status check_equal_formats(const nbl_copy_pages_args *args, nbl_error *err)
+{
+    for (uint32_t i = 0; i < args->count; ++i) {
+        const nbl_region *src = nbl_layout_region_find(args->src_pool, args->src_pages[i]);
+        const nbl_region *dst = nbl_layout_region_find(args->dst_pool, args->dst_pages[i]);
+        if (src->k_format != dst->k_format || src->v_format != dst->v_format) {
+            return sim_fail(err, NBL_E_INVALID,
+                            "sim: pair %u copies page %d to page %d of other formats (use transcode)", i,
+                            args->src_pages[i], args->dst_pages[i]);
+        }
+    }
+    return NBL_OK;
+}
+
+static void copy_page(const nbl_copy_pages_args *args, uint32_t i, uint32_t layer)
+{
+    const nbl_region *src = nbl_layout_region_find(args->src_pool, args->src_pages[i]);
+    const nbl_region *dst = nbl_layout_region_find(args->dst_pool, args->dst_pages[i]);
+    nbl_page_layout layout = nbl_layout_page(args->src_pool->shape, src->k_format, src->v_format);
+    memcpy((uint8_t *)dst->codes + nbl_layout_code_offset(dst, layer, (uint32_t)args->dst_pages[i]),
+           (const uint8_t *)src->codes + nbl_layout_code_offset(src, layer, (uint32_t)args->src_pages[i]),
+           layout.code_page_bytes);
+    memcpy((uint8_t *)dst->scales + nbl_layout_scale_offset(dst, layer, (uint32_t)args->dst_pages[i]),
+           (const uint8_t *)src->scales + nbl_layout_scale_offset(src, layer, (uint32_t)args->src_pages[i]),
+           layout.scale_page_bytes);
+}
+
+nbl_status sim_copy_pages(nbl_device *device, const nbl_copy_pages_args *args, nbl_error *err)
+{
+    nbl_status status = sim_check_stream(args->stream, err);
+    if (status == NBL_OK) {
+        status = check_pairs(args->src_pool, args->dst_pool, args->src_pages, args->dst_pages, args->count, err);
+    }
+    if (status == NBL_OK) {
+        status = check_equal_formats(args, err);
+    }
+    if (status != NBL_OK) {
+        return status;
+    }
+    int64_t layers = args->src_pool->shape->layers;
+    int64_t count = (int64_t)args->count * layers;
+#pragma omp parallel for num_threads(device->threads) schedule(static)
+    for (int64_t i = 0; i < count; ++i) {
+        copy_page(args, (uint32_t)(i / layers), (uint32_t)(i % layers));
+    }
+    (void)device;
+    return NBL_OK;
+}
+
+static void transcode_part(const sim_part *src, const sim_part *dst, uint32_t rule, uint32_t tokens,
+                           nbl_quant_stats *stats)
+{
+    for (uint32_t t = 0; t < tokens; ++t) {
+        nbl_vector v;
+        int8_t codes[NBL_DIM_PADDED_MAX];
+        float x[NBL_DIM_PADDED_MAX];
+        sim_part_load(src, t, &v);
+        float unit = nbl_pow2(nbl_vector_canonical(&v, codes));
+        for (uint32_t d = 0; d < src->dim; ++d) {
+            x[d] = (float)codes[d] * unit;
+        }
+        nbl_vector_quantize(x, dst->dim, dst->format, rule, &v, stats);
+        sim_part_store(dst, t, &v);
+    }
+}
+
+static void transcode_page(const nbl_transcode_args *args, uint32_t i, uint32_t layer, nbl_quant_stats *stats)
+{
+    const nbl_kv_shape *shape = args->dst_pool->shape;
+    for (uint32_t head = 0; head < shape->kv_heads; ++head) {
+        for (int kind = NBL_KIND_K; kind <= NBL_KIND_V; ++kind) {
+            enum nbl_kind k = (enum nbl_kind)kind;
+            sim_part src = sim_part_at(args->src_pool, layer, (uint32_t)args->src_pages[i], k, head);
+            sim_part dst = sim_part_at(args->dst_pool, layer, (uint32_t)args->dst_pages[i], k, head);
+            uint32_t rule = k == NBL_KIND_K ? shape->k_scale_rule : shape->v_scale_rule;
+            transcode_part(&src, &dst, rule, (uint32_t)args->token_counts[i], stats);
+        }
+    }
+}
+
+static nbl_status check_token_counts(const nbl_transcode_args *args, nbl_error *err)
+{
+    uint32_t page_tokens = args->src_pool->shape->page_tokens;
+    for (uint32_t i = 0; i < args->count; ++i) {
+        if (args->token_counts[i] < 0 || (uint32_t)args->token_counts[i] > page_tokens) {
+            return sim_fail(err, NBL_E_RANGE, "sim: token_counts[%u] is %d (allowed: 0 to %u)", i, args->token_counts[i],
+                            page_tokens);
+        }
+    }
+    return NBL_OK;
+}
+
+nbl_status sim_transcode(nbl_device *device, const nbl_transcode_args *args, nbl_error *err)
+{
+    nbl_status status = sim_check_stream(args->stream, err);
+    if (status == NBL_OK) {
+        status = check_pairs(args->src_pool, args->dst_pool, args->src_pages, args->dst_pages, args->count, err);
+    }
+    if (status == NBL_OK) {
+        status = check_token_counts(args, err);
+    }
+    if (status != NBL_OK) {
+        return status;
+    }
+    int64_t layers = args->src_pool->shape->layers;
+    int64_t count = (int64_t)args->count * layers;
+#pragma omp parallel num_threads(device->threads)
+    {
+        uint32_t saved = sim_fp_enter();
+        nbl_quant_stats stats = {0};
+#pragma omp for schedule(dynamic)
+        for (int64_t i = 0; i < count; ++i) {
+            transcode_page(args, (uint32_t)(i / layers), (uint32_t)(i % layers), &stats);
+        }
+#pragma omp critical(sim_transcode_stats)
+        sim_stats_add(args->stats, &stats);
+        sim_fp_leave(saved);
+    }
+    (void)device;
+    return NBL_OK;
+}

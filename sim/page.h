@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file page.h
+ * @brief One stored vector to and from its place in a page (F2 to F6).
+ */
+#ifndef SIM_PAGE_H
+#define SIM_PAGE_H
+
+#include "block.h"
+
+/** A head's part of one page, K or V. */
+typedef struct sim_part {
+    uint32_t format;
+    uint32_t dim;
+    uint32_t page_tokens;
+    enum nbl_kind kind;
+    uint8_t *codes;
+    uint8_t *scales;
+} sim_part;
+
+/** Part of a page that is known to exist. */
+static inline sim_part sim_part_at(const nbl_pool *pool, uint32_t layer, uint32_t page, enum nbl_kind kind, uint32_t head)
+{
+    const nbl_kv_shape *shape = pool->shape;
+    const nbl_region *region = nbl_layout_region_find(pool, page);
+    nbl_page_layout layout = nbl_layout_page(shape, region->k_format, region->v_format);
+    sim_part part;
+    part.format = kind == NBL_KIND_K ? region->k_format : region->v_format;
+    part.dim = kind == NBL_KIND_K ? shape->k_dim : shape->v_dim;
+    part.page_tokens = shape->page_tokens;
+    part.kind = kind;
+    part.codes = nbl_layout_codes(region, &layout, layer, page, kind, head);
+    part.scales = nbl_layout_scales(region, &layout, layer, page, kind, head);
+    return part;
+}
+
+static inline uint64_t sim_code_byte(const sim_part *part, uint32_t token, uint32_t d)
+{
+    return part->kind == NBL_KIND_K ? nbl_layout_k_code_byte(part->format, part->dim, part->page_tokens, token, d)
+                                    : nbl_layout_v_code_byte(part->format, part->dim, part->page_tokens, token, d);
+}
+
+/** Distance in elements between the two codes of a byte of a 4-bit format. */
+static inline uint32_t sim_nibble_distance(enum nbl_kind kind)
+{
+    return kind == NBL_KIND_K ? 4u : 16u;
+}
+
+/** 1 if element d is the low one of its byte (always, for int8). */
+static inline int sim_is_low(const sim_part *part, uint32_t d)
+{
+    uint32_t shift = part->kind == NBL_KIND_K ? nbl_layout_k_code_shift(part->format, d)
+                                              : nbl_layout_v_code_shift(part->format, d);
+    return shift == 0;
+}
+
+/** Writes a vector into a slot of the page; touches no byte of another token. */
+static inline void sim_part_store(const sim_part *part, uint32_t token, const nbl_vector *v)
+{
+    uint32_t padded = nbl_layout_dim_padded(part->dim);
+    for (uint32_t d = 0; d < padded; ++d) {
+        if (sim_is_low(part, d)) {
+            uint32_t code = v->codes[d];
+            if (part->format != NBL_INT8) {
+                code |= (uint32_t)v->codes[d + sim_nibble_distance(part->kind)] << 4;
+            }
+            part->codes[sim_code_byte(part, token, d)] = (uint8_t)code;
+        }
+    }
+    for (uint32_t plane = 0; plane < nbl_layout_scale_planes(part->format, part->dim); ++plane) {
+        part->scales[nbl_layout_scale_byte(part->page_tokens, plane, token)] = v->scales[plane];
+    }
+}
+
+/** Reads a slot of the page. */
+static inline void sim_part_load(const sim_part *part, uint32_t token, nbl_vector *v)
+{
+    uint32_t padded = nbl_layout_dim_padded(part->dim);
+    v->format = part->format;
+    v->dim = part->dim;
+    for (uint32_t d = 0; d < padded; ++d) {
+        if (sim_is_low(part, d)) {
+            uint8_t byte = part->codes[sim_code_byte(part, token, d)];
+            if (part->format == NBL_INT8) {
+                v->codes[d] = byte;
+            } else {
+                v->codes[d] = byte & 15u;
+                v->codes[d + sim_nibble_distance(part->kind)] = byte >> 4;
+            }
+        }
+    }
+    for (uint32_t plane = 0; plane < nbl_layout_scale_planes(part->format, part->dim); ++plane) {
+        v->scales[plane] = part->scales[nbl_layout_scale_byte(part->page_tokens, plane, token)];
+    }
+}
+
+#endif
