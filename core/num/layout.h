@@ -13,8 +13,8 @@
 
 #include <nibble/nibble_types.h>
 
-#define NBL_LAYOUT_ALIGNMENT 16u    /**< of pool addresses, strides and every head's part (F2, F6) */
-#define NBL_LAYOUT_DIM_BLOCK 32u    /**< stored dimensions are multiples of it (F1) */
+#define NBL_LAYOUT_ALIGNMENT 16u      /**< of pool addresses, strides and every head's part (F2, F6) */
+#define NBL_LAYOUT_DIM_BLOCK 32u      /**< stored dimensions are multiples of it (F1) */
 #define NBL_LAYOUT_K_GROUP_TOKENS 32u /**< tokens side by side in K codes (F3) */
 #define NBL_LAYOUT_V_GROUP_TOKENS 4u  /**< tokens side by side in V codes (F4) */
 
@@ -33,14 +33,11 @@ NBL_FN uint32_t nbl_layout_dim_padded(uint32_t dim)
 NBL_FN uint32_t nbl_layout_code_bits(uint32_t format)
 {
     switch (format) {
-    case NBL_INT8:
-        return 8u;
+    case NBL_INT8: return 8u;
     case NBL_MXFP4:
     case NBL_MXFP4_16:
-    case NBL_INT4P:
-        return 4u;
-    default:
-        return 0u;
+    case NBL_INT4P: return 4u;
+    default: return 0u;
     }
 }
 
@@ -55,16 +52,11 @@ NBL_FN uint32_t nbl_layout_scale_planes(uint32_t format, uint32_t dim)
 {
     const uint32_t dim_padded = nbl_layout_dim_padded(dim);
     switch (format) {
-    case NBL_INT8:
-        return 1u;
-    case NBL_MXFP4:
-        return dim_padded / 32u;
-    case NBL_MXFP4_16:
-        return dim_padded / 16u;
-    case NBL_INT4P:
-        return dim_padded / 32u + 1u;
-    default:
-        return 0u;
+    case NBL_INT8: return 1u;
+    case NBL_MXFP4: return dim_padded / 32u;
+    case NBL_MXFP4_16: return dim_padded / 16u;
+    case NBL_INT4P: return dim_padded / 32u + 1u;
+    default: return 0u;
     }
 }
 
@@ -72,13 +64,10 @@ NBL_FN uint32_t nbl_layout_scale_planes(uint32_t format, uint32_t dim)
 NBL_FN uint32_t nbl_layout_block_dim(uint32_t format, uint32_t dim)
 {
     switch (format) {
-    case NBL_MXFP4:
-        return 32u;
+    case NBL_MXFP4: return 32u;
     case NBL_MXFP4_16:
-    case NBL_INT4P:
-        return 16u;
-    default:
-        return nbl_layout_dim_padded(dim);
+    case NBL_INT4P: return 16u;
+    default: return nbl_layout_dim_padded(dim);
     }
 }
 
@@ -217,8 +206,8 @@ NBL_FN uint8_t *nbl_layout_codes(const nbl_region *region, const nbl_page_layout
 }
 
 /** Scale part of one head of one page of one layer. */
-NBL_FN uint8_t *nbl_layout_scales(const nbl_region *region, const nbl_page_layout *layout, uint32_t layer, uint32_t page,
-                                  enum nbl_kind kind, uint32_t head)
+NBL_FN uint8_t *nbl_layout_scales(const nbl_region *region, const nbl_page_layout *layout, uint32_t layer,
+                                  uint32_t page, enum nbl_kind kind, uint32_t head)
 {
     return (uint8_t *)region->scales + nbl_layout_scale_offset(region, layer, page) +
            nbl_layout_head_scale_offset(layout, kind, head);

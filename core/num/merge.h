@@ -17,10 +17,10 @@ typedef struct nbl_state_head {
     float reserved;
 } nbl_state_head;
 
-/** The empty state; its O is all zero. */
-NBL_FN nbl_state_head nbl_state_empty(void)
+/** The empty state of a row with the given offset; its O is all zero. */
+NBL_FN nbl_state_head nbl_state_empty(float offset)
 {
-    nbl_state_head head = {-INFINITY, 0.0f, 0.0f, 0.0f};
+    nbl_state_head head = {-INFINITY, 0.0f, offset, 0.0f};
     return head;
 }
 

@@ -291,7 +291,7 @@ static void item_rows(item *it, uint32_t kv_head, uint32_t block)
         r->head = kv_head * group_rows + (uint32_t)((first + i) % group_rows);
         r->index = r->token * args->q_heads + r->head;
         r->position = kv_len - q_len + token;
-        r->total = nbl_state_empty();
+        r->total = nbl_state_empty(it->call->queries[r->index].offset);
         set_visible(args, kv_len, r);
     }
 }
@@ -448,7 +448,7 @@ static nbl_state_head finish_chunk(const call *c, const row *r, float *o)
     nbl_state_head head = {r->base, r->sum, c->queries[r->index].offset, 0.0f};
     if (!r->has_base || r->sum == 0.0f) {
         memset(o, 0, c->plan.v_dim * sizeof *o);
-        return nbl_state_empty();
+        return nbl_state_empty(head.offset);
     }
     return head;
 }
@@ -465,7 +465,6 @@ static void write_state(const call *c, uint32_t n, const row *r, const nbl_state
 static void write_output(const call *c, const row *r, nbl_state_head *head, float *o)
 {
     const nbl_attend_args *args = c->args;
-    head->offset = c->queries[r->index].offset;
     if (args->sinks != NULL) {
         nbl_state_add_sink(head, o, c->shape->v_dim, args->sinks[r->head]);
     }
@@ -538,15 +537,19 @@ static void run_item(const call *c, scratch *s, uint32_t sequence, uint32_t kv_h
     }
 }
 
+/* The parts of a row that its index alone decides. */
+static row row_of_index(const call *c, uint64_t index)
+{
+    row r = {.index = index, .token = index / c->args->q_heads, .head = (uint32_t)(index % c->args->q_heads)};
+    return r;
+}
+
 /* Second half of a split call: folds the chunk states of a row. */
 static void fold_row(const call *c, uint64_t index)
 {
-    row r;
-    nbl_state_head total = nbl_state_empty();
+    row r = row_of_index(c, index);
+    nbl_state_head total = nbl_state_empty(c->queries[index].offset);
     float o[NBL_DIM_PADDED_MAX] = {0};
-    r.index = index;
-    r.token = index / c->args->q_heads;
-    r.head = (uint32_t)(index % c->args->q_heads);
     for (uint32_t n = 0; n < c->plan.chunks; ++n) {
         const float *state = state_in_workspace(c, index, n);
         nbl_state_head head;
@@ -560,12 +563,10 @@ static void fold_row(const call *c, uint64_t index)
 static void fill_empty_states(const call *c)
 {
     static const float zeros[NBL_DIM_PADDED_MAX];
-    nbl_state_head empty = nbl_state_empty();
-    row r;
     for (uint64_t n = c->plan.chunks; c->args->state_head.data != NULL && n < c->args->state_head.shape[0]; ++n) {
         for (uint64_t index = 0; index < c->plan.rows; ++index) {
-            r.token = index / c->args->q_heads;
-            r.head = (uint32_t)(index % c->args->q_heads);
+            row r = row_of_index(c, index);
+            nbl_state_head empty = nbl_state_empty(c->queries[index].offset);
             write_state(c, (uint32_t)n, &r, &empty, zeros);
         }
     }

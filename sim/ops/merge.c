@@ -35,7 +35,7 @@ static void write_output(const nbl_merge_args *args, uint64_t row, uint64_t head
 static void merge_states(const nbl_merge_args *args, uint64_t row, uint64_t head)
 {
     uint32_t dim = (uint32_t)args->in_state_o.shape[3];
-    nbl_state_head total = nbl_state_empty();
+    nbl_state_head total = nbl_state_empty(read_head(&args->in_state_head, 0, row, head).offset);
     float o[NBL_DIM_PADDED_MAX] = {0};
     for (uint32_t n = 0; n < args->count; ++n) {
         nbl_state_head part = read_head(&args->in_state_head, n, row, head);
