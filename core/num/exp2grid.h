@@ -62,10 +62,25 @@ NBL_FN float nbl_tanhp(float x)
     return nbl_float_of((nbl_bits_of(r) & 0x7fffffffu) | (nbl_bits_of(x) & 0x80000000u));
 }
 
-/** p = 2^u for u = t - m <= 0 on the grid, near enough for P and q (NUM 5.5); 0 below 2^-126. */
+/* 2^f on [-1/2, 1/2] to a relative 2^-17.0, exact at 0; enough for P and q, which need 2^-16 (NUM 5.5). */
+#define NBL_GRID_C1 0x1.62e2d2p-1f
+#define NBL_GRID_C2 0x1.ebf958p-3f
+#define NBL_GRID_C3 0x1.c96d78p-5f
+#define NBL_GRID_C4 0x1.3d107cp-7f
+
+/** p = 2^u for u = t - m <= 0 on the grid, near enough for P and q; 0 below 2^-126. */
 NBL_FN float nbl_grid_exp2(float u)
 {
-    return nbl_exp2p(u);
+    if (u < NBL_WEIGHT_MIN) {
+        return 0.0f;
+    }
+    float n = nbl_round(u);
+    float f = u - n;
+    float p = nbl_fma(NBL_GRID_C4, f, NBL_GRID_C3);
+    p = nbl_fma(p, f, NBL_GRID_C2);
+    p = nbl_fma(p, f, NBL_GRID_C1);
+    p = nbl_fma(p, f, 1.0f);
+    return p * nbl_pow2((int32_t)n);
 }
 
 /** P = RNE_int(C * p), 0..255 (NUM 5.4). */
