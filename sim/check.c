@@ -3,6 +3,7 @@
  * @file check.c
  * @brief Checks of what lies behind pointers, before an operation writes anything.
  */
+#include "exp2grid.h"
 #include "sim.h"
 
 #include <math.h>
@@ -61,8 +62,9 @@ nbl_status sim_check_centers(const nbl_centers *centers, uint32_t batch, nbl_err
 nbl_status sim_check_sinks(const float *sinks, uint32_t heads, nbl_error *err)
 {
     for (uint32_t h = 0; h < heads; ++h) {
-        if (isnan(sinks[h]) || sinks[h] == INFINITY) {
-            return sim_fail(err, NBL_E_RANGE, "sim: sinks[%u] is %g (allowed: finite or -inf)", h, (double)sinks[h]);
+        if (!(fabsf(sinks[h]) <= NBL_LOGIT_MAX) && sinks[h] != -INFINITY) {
+            return sim_fail(err, NBL_E_RANGE, "sim: sinks[%u] is %g (allowed: -2^22 to 2^22, or -inf)", h,
+                            (double)sinks[h]);
         }
     }
     return NBL_OK;

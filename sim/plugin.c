@@ -15,7 +15,11 @@
 #include <immintrin.h>
 #endif
 
+#if defined(__aarch64__)
+NBL_BACKEND_NOTE(NBL_ISA_AARCH64, 0u);
+#else
 NBL_BACKEND_NOTE(NBL_ISA_X86_64, 0u);
+#endif
 
 const nbl_host *sim_host;
 
@@ -51,7 +55,7 @@ void sim_fp_leave(uint32_t saved)
 
 void *sim_alloc(uint64_t bytes)
 {
-    return sim_host->alloc(bytes, SIM_ALIGNMENT);
+    return sim_host->alloc(bytes, NBL_MEMORY_ALIGNMENT);
 }
 
 void sim_free(void *memory)

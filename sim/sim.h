@@ -36,7 +36,7 @@ uint32_t sim_fp_enter(void);
 /** Restores what sim_fp_enter returned. */
 void sim_fp_leave(uint32_t saved);
 
-/** Host memory of a call, 64-byte aligned, or NULL. */
+/** Host memory, aligned as device memory must be, or NULL. */
 void *sim_alloc(uint64_t bytes);
 void sim_free(void *memory);
 
@@ -60,7 +60,7 @@ nbl_status sim_check_slots(const nbl_pool *pool, const int64_t *slots, uint64_t 
 nbl_status sim_check_indptr(const char *name, const int32_t *indptr, uint32_t batch, uint64_t total, nbl_error *err);
 /** Rows of centers exist for every sequence of the batch. */
 nbl_status sim_check_centers(const nbl_centers *centers, uint32_t batch, nbl_error *err);
-/** Each sink logit is finite or -inf. */
+/** Each sink logit is in the range of NUM 5.1. */
 nbl_status sim_check_sinks(const float *sinks, uint32_t heads, nbl_error *err);
 
 #endif

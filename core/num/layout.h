@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file layout.h
- * @brief Where the bytes of a KV cache are: sizes and offsets of docs/formats.md F1 to F6, and nothing about their meaning.
+ * @brief Where the bytes of a KV cache are: sizes and offsets of docs/formats.md F1 to F6, not their meaning.
  *
  * All results are 64-bit: a page may lie beyond 2^32 bytes. Arguments are taken as checked (ranges of nibble_types.h,
  * known formats, page inside the region, token inside the page, head inside the shape).
@@ -47,7 +47,7 @@ NBL_FN uint32_t nbl_layout_code_bytes(uint32_t format, uint32_t dim)
     return nbl_layout_dim_padded(dim) * nbl_layout_code_bits(format) / 8u;
 }
 
-/** Number of scale planes, which is also the scale bytes of one vector of D elements (F1, F5); 0 for an unknown format. */
+/** Scale planes, which are also the scale bytes of one vector of D elements (F1, F5); 0 for an unknown format. */
 NBL_FN uint32_t nbl_layout_scale_planes(uint32_t format, uint32_t dim)
 {
     const uint32_t dim_padded = nbl_layout_dim_padded(dim);

@@ -384,7 +384,7 @@ static sim_softmax softmax(const sim_row_tile *row, float base, int first, uint8
     sim_softmax out = {first ? base_of(row) : base, 1.0f, 0.0f, 0.0f, 0};
     float most = grid_logits(row, out.base, INFINITY, t);
     if (most > NBL_GRID + NBL_REBASE) {
-        float moved = base_of(row);
+        float moved = fmaxf(out.base, base_of(row));
         out.rescale = nbl_pow2f(out.base - moved);
         out.base = moved;
         most = grid_logits(row, moved, NBL_GRID + NBL_REBASE, t);

@@ -16,6 +16,7 @@
 #include "tile.h"
 
 #define CHUNK_TILES (NBL_CHUNK_TOKENS / SIM_TILE)
+#define SLOPE_MAX 65536.0f /* NUM 5.1 */
 #define SPLIT_BYTES_MAX (64u << 20) /* of chunk states kept in the workspace */
 
 /* A query row brought to canonical form (NUM 5.1), in the workspace. */
@@ -649,8 +650,8 @@ static nbl_status check_sequence(const nbl_attend_args *args, uint32_t b, nbl_er
 static nbl_status check_slopes(const nbl_attend_args *args, nbl_error *err)
 {
     for (uint32_t h = 0; args->alibi_slopes != NULL && h < args->q_heads; ++h) {
-        if (!isfinite(args->alibi_slopes[h])) {
-            return sim_fail(err, NBL_E_RANGE, "sim: alibi_slopes[%u] is %g (allowed: finite)", h,
+        if (!(fabsf(args->alibi_slopes[h]) <= SLOPE_MAX)) {
+            return sim_fail(err, NBL_E_RANGE, "sim: alibi_slopes[%u] is %g (allowed: -65536 to 65536)", h,
                             (double)args->alibi_slopes[h]);
         }
     }
@@ -692,7 +693,7 @@ nbl_status sim_attend(nbl_device *device, const nbl_attend_args *args, nbl_error
     call c = {.device = device, .args = args, .shape = args->pool->shape};
     c.plan = make_plan(device, c.shape, args->q_heads, args->q.shape[0], args->q_len_max, args->kv_len_max);
     if (args->workspace_bytes < c.plan.bytes) {
-        return sim_fail(err, NBL_E_INVALID, "sim: workspace_bytes is %llu (needed: %llu)",
+        return sim_fail(err, NBL_E_NO_MEMORY, "sim: workspace_bytes is %llu (needed: %llu)",
                         (unsigned long long)args->workspace_bytes, (unsigned long long)c.plan.bytes);
     }
     restrict_plan(&c.plan, args->range_begin, args->range_end);

@@ -16,6 +16,55 @@ static nbl_status check_page(const char *name, const nbl_pool *pool, uint32_t i,
     return NBL_OK;
 }
 
+/* Bit of a page in a set of pages. */
+static int set_has(const uint8_t *set, int32_t page)
+{
+    return (set[page / 8] >> (page % 8)) & 1;
+}
+
+static void set_add(uint8_t *set, int32_t page)
+{
+    set[page / 8] = (uint8_t)(set[page / 8] | 1 << (page % 8));
+}
+
+static nbl_status find_overlap(const int32_t *src_pages, const int32_t *dst_pages, uint32_t count, int same_pool,
+                               uint8_t *set, nbl_error *err)
+{
+    for (uint32_t i = 0; i < count; ++i) {
+        if (set_has(set, dst_pages[i])) {
+            return sim_fail(err, NBL_E_OVERLAP, "sim: dst_pages[%u] is %d, named twice", i, dst_pages[i]);
+        }
+        set_add(set, dst_pages[i]);
+    }
+    for (uint32_t i = 0; same_pool && i < count; ++i) {
+        if (set_has(set, src_pages[i])) {
+            return sim_fail(err, NBL_E_OVERLAP, "sim: src_pages[%u] is %d, also a destination", i, src_pages[i]);
+        }
+    }
+    return NBL_OK;
+}
+
+/* Destinations differ from each other and, in one pool, from all sources. All page ids have been checked. */
+static nbl_status check_overlap(const nbl_pool *src_pool, const nbl_pool *dst_pool, const int32_t *src_pages,
+                                const int32_t *dst_pages, uint32_t count, nbl_error *err)
+{
+    int same_pool = src_pool->regions[0].codes == dst_pool->regions[0].codes;
+    int32_t most = 0;
+    for (uint32_t i = 0; i < count; ++i) {
+        most = dst_pages[i] > most ? dst_pages[i] : most;
+        most = src_pages[i] > most ? src_pages[i] : most;
+    }
+    uint64_t bytes = (uint64_t)most / 8u + 1u;
+    uint8_t *set = sim_alloc(bytes);
+    if (set == NULL) {
+        return sim_fail(err, NBL_E_NO_MEMORY, "sim: no memory for a set of %d pages", most);
+    }
+    memset(set, 0, bytes);
+    nbl_status status = find_overlap(src_pages, dst_pages, count, same_pool, set, err);
+    sim_free(set);
+    return status;
+}
+
 static nbl_status check_pairs(const nbl_pool *src_pool, const nbl_pool *dst_pool, const int32_t *src_pages,
                               const int32_t *dst_pages, uint32_t count, nbl_error *err)
 {
@@ -26,7 +75,7 @@ static nbl_status check_pairs(const nbl_pool *src_pool, const nbl_pool *dst_pool
             return status;
         }
     }
-    return NBL_OK;
+    return check_overlap(src_pool, dst_pool, src_pages, dst_pages, count, err);
 }
 
 static nbl_status check_equal_formats(const nbl_copy_pages_args *args, nbl_error *err)
@@ -35,7 +84,7 @@ static nbl_status check_equal_formats(const nbl_copy_pages_args *args, nbl_error
         const nbl_region *src = nbl_layout_region_find(args->src_pool, args->src_pages[i]);
         const nbl_region *dst = nbl_layout_region_find(args->dst_pool, args->dst_pages[i]);
         if (src->k_format != dst->k_format || src->v_format != dst->v_format) {
-            return sim_fail(err, NBL_E_INVALID,
+            return sim_fail(err, NBL_E_RANGE,
                             "sim: pair %u copies page %d to page %d of other formats (use transcode)", i,
                             args->src_pages[i], args->dst_pages[i]);
         }

@@ -3,8 +3,31 @@
  * @file nibble_backend.h
  * @brief The ABI between the runtime and a backend plugin.
  *
- * A plugin is libnibble-backend-NAME.so.1. It exports one function, #nbl_backend_entry_v1, carries one ELF note
+ * A plugin is libnibble-backend-NAME.so.1. It exports one function, nbl_backend_entry_v1, carries one ELF note
  * (#NBL_BACKEND_NOTE) and links nothing of the runtime: it calls the host only through #nbl_host.
+ *
+ * @section duties Duties of a plugin
+ * The loader checks B1 to B6 and refuses a plugin that breaks one. A plugin that breaks another duty harms its process.
+ *
+ * - B1: The file is a complete ELF64 shared object for this machine, named libnibble-backend-NAME.so.1.
+ * - B2: It carries the note, whose versions are those of the table.
+ * - B3: The entry lies in the file itself, not in a library it depends on.
+ * - B4: All symbols resolve at load; the runtime opens plugins with RTLD_NOW.
+ * - B5: Every required slot is set and lies within struct_size; name is NAME of the file.
+ * - B6: Numerics and layout versions equal the runtime's: other versions mean other bits.
+ * - B7: It exports the entry and nothing else, and does not depend on libnibble; else symbols of host and plugin mix.
+ * - B8: No constructor, destructor, atexit handler or TLS destructor acts outside the file.
+ * - B9: The entry touches no device and starts no thread, so that a process may still fork after a load.
+ * - B10: It is never unloaded. It may keep threads and static state, and frees neither at exit.
+ * - B11: Any slot may be called from any thread; one device by one thread at a time, different ones in parallel.
+ * - B12: Every call restores what it changes: current device, floating-point mode, CPU affinity, signal mask, errno.
+ * - B13: Argument structs arrive complete and checked for shape, enums, alignment, overlap and unknown fields. The data
+ *   behind their pointers is the plugin's to check: an index out of range is NBL_E_RANGE, never a stray access.
+ * - B14: A failing call fills err, which may be NULL, through host->fail, and leaves outputs as they were. No exception
+ *   leaves a slot; nothing prints, aborts or exits.
+ * - B15: append, attend, gather, copy_pages, transcode and merge allocate no device memory, keep no pointer and do not
+ *   synchronise the stream.
+ * - B16: Results are the bytes of docs/numerics.md, for any number of threads.
  */
 #ifndef NIBBLE_BACKEND_H
 #define NIBBLE_BACKEND_H
@@ -19,23 +42,15 @@ extern "C" {
 #define NBL_BACKEND_ABI_MINOR 0u
 #define NBL_BACKEND_ABI_MINOR_MIN 0u /**< oldest minor this runtime accepts */
 
-/** Log levels, as in NIBBLE_LOG. */
-enum nbl_log_level {
-    NBL_LOG_ERROR = 0,
-    NBL_LOG_WARN = 1,
-    NBL_LOG_INFO = 2,
-    NBL_LOG_DEBUG = 3,
-    NBL_LOG_MAX_ENUM = 0x7fffffff
-};
-
 /** What the runtime gives a plugin. Valid for the life of the process. */
 typedef struct nbl_host {
     uint32_t struct_size;
     uint32_t reserved;
-    /** Writes one log line. */
+    /** Writes one log line (enum nbl_log_level), without a prefix or a line end; any thread. */
     void (*log)(uint32_t level, const char *message);
     /** Host memory, aligned to a power of two of at least 8; NULL when there is none. */
     void *(*alloc)(uint64_t bytes, uint64_t alignment);
+    /** Frees memory of alloc, or NULL. */
     void (*free)(void *memory);
     /** Fills err (may be NULL) and returns status. message is one line without the "nibble: " prefix. */
     nbl_status (*fail)(nbl_error *err, nbl_status status, uint32_t origin, int32_t native_code, const char *message);
@@ -51,41 +66,126 @@ typedef struct nbl_backend_request {
     uint32_t layout_version;    /**< in: the runtime's; out: the plugin's */
 } nbl_backend_request;
 
-/** Prototypes of the table's slots. Every call fills err (may be NULL) when it fails and then leaves outputs untouched,
- *  unless it says otherwise. Argument structs reach the plugin complete and checked for shape, alignment, overlap and
- *  unknown fields; the data behind the pointers is the plugin's to check. */
-#define NBL_BACKEND_SLOTS(X)                                                                                             \
-    X(REQUIRED, nbl_status, device_open, (const nbl_device_options *options, nbl_device **out_device, nbl_error *err))   \
-    X(REQUIRED, void, device_close, (nbl_device * device))                                                              \
-    X(REQUIRED, nbl_status, caps, (nbl_device * device, nbl_caps *out_caps, nbl_error *err))                            \
-    X(REQUIRED, nbl_status, supports, (nbl_device * device, const nbl_op_desc *op, nbl_error *err))                     \
-    X(REQUIRED, nbl_status, workspace_size,                                                                             \
-      (nbl_device * device, const nbl_op_desc *op, uint64_t *out_bytes, nbl_error *err))                                \
-    X(REQUIRED, nbl_status, memory_alloc, (nbl_device * device, uint64_t bytes, void **out_memory, nbl_error *err))     \
-    X(REQUIRED, void, memory_free, (nbl_device * device, void *memory))                                                 \
-    X(REQUIRED, nbl_status, memory_copy,                                                                                \
-      (nbl_device * device, void *dst, const void *src, uint64_t bytes, uint32_t kind, nbl_stream stream, nbl_error *err)) \
-    X(REQUIRED, nbl_status, check, (nbl_device * device, nbl_stream stream, nbl_error *err))                            \
-    X(OPTIONAL, nbl_status, append, (nbl_device * device, const nbl_append_args *args, nbl_error *err))                 \
-    X(OPTIONAL, nbl_status, attend, (nbl_device * device, const nbl_attend_args *args, nbl_error *err))                 \
-    X(OPTIONAL, nbl_status, gather, (nbl_device * device, const nbl_gather_args *args, nbl_error *err))                 \
-    X(OPTIONAL, nbl_status, copy_pages, (nbl_device * device, const nbl_copy_pages_args *args, nbl_error *err))         \
-    X(OPTIONAL, nbl_status, transcode, (nbl_device * device, const nbl_transcode_args *args, nbl_error *err))           \
-    X(OPTIONAL, nbl_status, merge, (nbl_device * device, const nbl_merge_args *args, nbl_error *err))
-
-/** Table of a backend. Slots are only ever appended. */
+/** Table of a backend. Slots are only ever appended. Each slot is REQUIRED (never NULL) or OPTIONAL since a minor
+ * (NULL, or
+ *  past struct_size, where the backend has it not; the runtime then answers NBL_E_UNSUPPORTED in its place).
+ *
+ *  What each slot computes, its shapes, numerics and results are those of the slot of the same name in nbl_api_v1;
+ *  below is only what the backend must know besides. device is the backend's own object, from its device_open. */
 typedef struct nbl_backend_v1 {
-    uint32_t struct_size;
-    uint32_t abi_minor;
-    const char *name;        /**< equal to NAME of the file */
-    const char *description; /**< one line: version, build, what it needs */
-#define NBL_SLOT(need, result, name, arguments) result(*name) arguments;
-    NBL_BACKEND_SLOTS(NBL_SLOT)
-#undef NBL_SLOT
+    uint32_t struct_size;    /**< bytes of the table, so far as the backend knows it */
+    uint32_t abi_minor;      /**< equal to abi_minor of the negotiated request */
+    const char *name;        /**< equal to NAME of the file; static */
+    const char *description; /**< one line: version, build, what it needs; static */
+
+    /** Opens device options->ordinal. REQUIRED.
+     *
+     * The first slot that may touch a driver or start a thread. Several devices may be open, of one ordinal too.
+     * @param options     complete; unknown values of threads and isa are refused with their value
+     * @param out_device  written on success only
+     * @retval NBL_OK
+     * @retval NBL_E_DEVICE       no driver, no device, no such ordinal; native_code is the driver's. The runtime may
+     *                            then go on to the next backend of its list, as after NBL_E_UNSUPPORTED and
+     *                            NBL_E_BACKEND
+     * @retval NBL_E_INVALID      an option is out of range
+     * @retval NBL_E_NO_MEMORY    no memory
+     * @since backend ABI 1.0
+     */
+    nbl_status (*device_open)(const nbl_device_options *options, nbl_device **out_device, nbl_error *err);
+
+    /** Frees a device that is not NULL. All memory of memory_alloc has been freed, all work has finished. REQUIRED.
+     * @since backend ABI 1.0
+     */
+    void (*device_close)(nbl_device *device);
+
+    /** Fills a complete, zeroed out_caps. REQUIRED.
+     * @since backend ABI 1.0
+     */
+    nbl_status (*caps)(nbl_device *device, nbl_caps *out_caps, nbl_error *err);
+
+    /** Answers for a complete op whose shape is valid: NBL_OK, or NBL_E_UNSUPPORTED with the reason. REQUIRED.
+     * @since backend ABI 1.0
+     */
+    nbl_status (*supports)(nbl_device *device, const nbl_op_desc *op, nbl_error *err);
+
+    /** Bytes of workspace for op; the largest over all calls within its bounds. REQUIRED.
+     * @since backend ABI 1.0
+     */
+    nbl_status (*workspace_size)(nbl_device *device, const nbl_op_desc *op, uint64_t *out_bytes, nbl_error *err);
+
+    /** Allocates bytes > 0 of device memory, aligned to 256. REQUIRED.
+     * @since backend ABI 1.0
+     */
+    nbl_status (*memory_alloc)(nbl_device *device, uint64_t bytes, void **out_memory, nbl_error *err);
+
+    /** Frees memory of memory_alloc, not NULL. REQUIRED.
+     * @since backend ABI 1.0
+     */
+    void (*memory_free)(nbl_device *device, void *memory);
+
+    /** Copies bytes > 0, ranges checked for NULL and overlap, kind and stream.kind for their values. REQUIRED.
+     * @since backend ABI 1.0
+     */
+    nbl_status (*memory_copy)(nbl_device *device, void *dst, const void *src, uint64_t bytes, uint32_t kind,
+                              nbl_stream stream, nbl_error *err);
+
+    /** Reports the sticky error of execution; waits for nothing. REQUIRED.
+     * @since backend ABI 1.0
+     */
+    nbl_status (*check)(nbl_device *device, nbl_stream stream, nbl_error *err);
+
+    /** Quantizes new tokens into pages (NUM 3, 4). OPTIONAL since 1.0.
+     * @since backend ABI 1.0
+     */
+    nbl_status (*append)(nbl_device *device, const nbl_append_args *args, nbl_error *err);
+
+    /** Attention over pages (NUM 5.1 to 5.7). OPTIONAL since 1.0.
+     * @since backend ABI 1.0
+     */
+    nbl_status (*attend)(nbl_device *device, const nbl_attend_args *args, nbl_error *err);
+
+    /** Dequantizes tokens (NUM 4.4). OPTIONAL since 1.0.
+     * @since backend ABI 1.0
+     */
+    nbl_status (*gather)(nbl_device *device, const nbl_gather_args *args, nbl_error *err);
+
+    /** Copies whole pages. OPTIONAL since 1.0.
+     * @since backend ABI 1.0
+     */
+    nbl_status (*copy_pages)(nbl_device *device, const nbl_copy_pages_args *args, nbl_error *err);
+
+    /** Re-quantizes whole pages (NUM 3.7). OPTIONAL since 1.0.
+     * @since backend ABI 1.0
+     */
+    nbl_status (*transcode)(nbl_device *device, const nbl_transcode_args *args, nbl_error *err);
+
+    /** Merges partial results (NUM 5.6 to 5.8). OPTIONAL since 1.0.
+     * @since backend ABI 1.0
+     */
+    nbl_status (*merge)(nbl_device *device, const nbl_merge_args *args, nbl_error *err);
 } nbl_backend_v1;
 
-/** The one symbol of a plugin. Touches no device, starts no thread. Returns NBL_OK and a table that lives as long as the
- *  process, or a reason. host is NULL-checked by the plugin; request is in/out. */
+/** Makes the entry visible in a plugin built with hidden symbols. */
+#define NBL_BACKEND_EXPORT __attribute__((visibility("default")))
+
+/** The one symbol of a plugin: agrees on versions and hands out the table. Runs before anything else of the plugin,
+ * under
+ *  the loader's lock; it must not call the application ABI.
+ *
+ * @param host         lives as long as the process
+ * @param request      in: what the runtime speaks; out: what the plugin will speak
+ * @param out_backend  a table that lives as long as the process
+ * @param err          or NULL
+ * @retval NBL_OK
+ * @retval NBL_E_INVALID      an argument but err is NULL
+ * @retval NBL_E_ABI          no common version; err says which ones the plugin speaks
+ * @retval NBL_E_UNSUPPORTED  the plugin cannot work in this process; err says why
+ * @since backend ABI 1.0
+ */
+NBL_BACKEND_EXPORT nbl_status nbl_backend_entry_v1(const nbl_host *host, nbl_backend_request *request,
+                                                   const nbl_backend_v1 **out_backend, nbl_error *err);
+
+/** Type of nbl_backend_entry_v1, for dlsym. */
 typedef nbl_status (*nbl_backend_entry_v1_fn)(const nbl_host *host, nbl_backend_request *request,
                                               const nbl_backend_v1 **out_backend, nbl_error *err);
 #define NBL_BACKEND_ENTRY_SYMBOL "nbl_backend_entry_v1"

@@ -63,6 +63,15 @@ enum nbl_origin {
     NBL_ORIGIN_MAX_ENUM = 0x7fffffff
 };
 
+/** Log levels, as in NIBBLE_LOG. */
+enum nbl_log_level {
+    NBL_LOG_ERROR = 0,
+    NBL_LOG_WARN = 1,
+    NBL_LOG_INFO = 2,
+    NBL_LOG_DEBUG = 3,
+    NBL_LOG_MAX_ENUM = 0x7fffffff
+};
+
 /** Caller-owned error text. Zero it, set struct_size, pass it or NULL. One line, always NUL-terminated. */
 typedef struct nbl_error {
     uint32_t struct_size;
@@ -171,6 +180,7 @@ enum nbl_scale_rule {
 #define NBL_KV_TOKENS_MAX (1u << 24) /**< longest sequence (NUM 5.9) */
 #define NBL_CHUNK_TOKENS 1024u       /**< attend ranges are multiples of this (NUM 5.2) */
 #define NBL_REGIONS_MAX 8u
+#define NBL_MEMORY_ALIGNMENT 256u /**< bytes: of what memory_alloc gives, and of workspaces */
 
 /** Geometry and transforms of a KV cache; says everything but the formats and where the bytes are. */
 typedef struct nbl_kv_shape {
@@ -263,7 +273,7 @@ typedef struct nbl_quant_stats {
     uint64_t vectors;    /**< K and V vectors written */
     uint64_t nan_inputs; /**< NaN elements, stored as 0 */
     uint64_t inf_inputs; /**< infinite elements, clamped to +-127*2^40 */
-    uint64_t saturated;  /**< finite elements whose code was clamped */
+    uint64_t saturated;  /**< elements whose code was clamped, and finite ones beyond +-127*2^40 (NUM 3.1, 3.3) */
     uint64_t flushed;    /**< non-zero vectors stored as all zeros */
 } nbl_quant_stats;
 
@@ -321,8 +331,8 @@ typedef struct nbl_attend_args {
     nbl_tensor q;      /**< [Tq, Hq, Dk] f32, f16 or bf16 */
     nbl_tensor o;      /**< [Tq, Hq, Dv] f32, f16 or bf16; absent if only states are wanted */
     nbl_tensor lse;    /**< [Tq, Hq] f32, or absent */
-    nbl_tensor state_head; /**< [Tq, Hq, 4] f32 {M, L, offset, 0}, or absent (NUM 5.6) */
-    nbl_tensor state_o;    /**< [Tq, Hq, Dv] f32; present iff state_head is */
+    nbl_tensor state_head; /**< [N, Tq, Hq, 4] f32 {M, L, offset, 0} of the range's N chunks, or absent (NUM 5.6) */
+    nbl_tensor state_o;    /**< [N, Tq, Hq, Dv] f32; present iff state_head is */
     const int32_t *q_indptr;   /**< [B+1] query rows of each sequence, from 0 to Tq, non-decreasing */
     const int32_t *kv_len;     /**< [B] tokens in the cache, the queries' own included */
     const int32_t *page_table; /**< [B, page_table_stride] page ids; entries past the length are never read */
@@ -390,8 +400,8 @@ typedef struct nbl_transcode_args {
 
 #define NBL_MERGE_LSE_BASE2 1u /**< lse in and out are base 2 */
 
-/** Merges N partial results of the same query rows. Inputs are either states (exact: equals the undivided call, byte for
- *  byte, when they are given in increasing token order) or pairs (o, lse) (NUM 5.6, 5.8). */
+/** Merges N partial results of the same query rows. Inputs are either states (exact: equals the undivided call, byte
+ *  for byte, when they are given in increasing token order) or pairs (o, lse) (NUM 5.6, 5.8). */
 typedef struct nbl_merge_args {
     NBL_HEADER;
     uint32_t count;        /**< N >= 1 */

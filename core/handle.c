@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+/* A dead handle waits until this many others have died, so that a stale pointer keeps meeting NBL_HANDLE_DEAD. */
+enum { QUARANTINE_HANDLES = 64 };
+
+static pthread_mutex_t quarantine_lock = PTHREAD_MUTEX_INITIALIZER;
+static nbl_handle *oldest;
+static nbl_handle *newest;
+static uint32_t quarantined;
+
+static const char *kind_name(uint32_t kind)
+{
+    return kind == NBL_HANDLE_RUNTIME ? "runtime" : kind == NBL_HANDLE_DEVICE ? "device" : "cache";
+}
+
+void *nbl_handle_create(uint32_t kind, size_t bytes)
+{
+    nbl_handle *handle = calloc(1, bytes);
+    if (!handle)
+        return NULL;
+    handle->pid = (int32_t)getpid();
+    handle->bytes = (uint32_t)bytes;
+    atomic_store(&handle->kind, kind);
+    return handle;
+}
+
+nbl_status nbl_handle_check(const void *handle, uint32_t kind, nbl_error *err)
+{
+    if (!handle)
+        return nbl_fail(err, NBL_E_INVALID, NBL_ORIGIN_HOST, 0, "%s is NULL", kind_name(kind));
+    const nbl_handle *head = handle;
+    const uint32_t found = atomic_load(&head->kind);
+    if (found != kind)
+        return nbl_fail(err, NBL_E_STATE, NBL_ORIGIN_HOST, 0, "%s handle is %s", kind_name(kind),
+                        found == NBL_HANDLE_DEAD ? "destroyed" : "of another kind");
+    const int32_t pid = (int32_t)getpid();
+    if (head->pid != pid)
+        return nbl_fail(err, NBL_E_FORKED, NBL_ORIGIN_HOST, 0,
+                        "%s created in process %d, used in its fork %d; create the runtime after fork", kind_name(kind),
+                        head->pid, pid);
+    return NBL_OK;
+}
+
+nbl_status nbl_handle_retire(void *handle, uint32_t kind, nbl_error *err)
+{
+    const nbl_status status = nbl_handle_check(handle, kind, err);
+    if (status != NBL_OK)
+        return status;
+    nbl_handle *head = handle;
+    const uint32_t users = atomic_load(&head->users);
+    if (users != 0)
+        return nbl_fail(err, NBL_E_STATE, NBL_ORIGIN_HOST, 0, "%s still has %u open %s", kind_name(kind), users,
+                        kind == NBL_HANDLE_RUNTIME ? "devices" : "caches");
+    uint32_t alive = kind;
+    if (!atomic_compare_exchange_strong(&head->kind, &alive, NBL_HANDLE_DEAD))
+        return nbl_fail(err, NBL_E_STATE, NBL_ORIGIN_HOST, 0, "%s handle is destroyed", kind_name(kind));
+    return NBL_OK;
+}
+
+void nbl_handle_recycle(void *handle)
+{
+    nbl_handle *head = handle;
+    memset(head + 1, 0, head->bytes - sizeof *head);
+    head->next = NULL;
+    nbl_handle *released = NULL;
+    pthread_mutex_lock(&quarantine_lock);
+    if (newest)
+        newest->next = head;
+    else
+        oldest = head;
+    newest = head;
+    if (++quarantined > QUARANTINE_HANDLES) {
+        released = oldest;
+        oldest = oldest->next;
+        quarantined--;
+    }
+    pthread_mutex_unlock(&quarantine_lock);
+    free(released);
+}
+
+void nbl_handle_add_user(void *parent)
+{
+    atomic_fetch_add(&((nbl_handle *)parent)->users, 1);
+}
+
+void nbl_handle_drop_user(void *parent)
+{
+    atomic_fetch_sub(&((nbl_handle *)parent)->users, 1);
+}
+
+nbl_status nbl_device_check(const nbl_device *device, nbl_error *err)
+{
+    return nbl_handle_check(device, NBL_HANDLE_DEVICE, err);
+}

@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The documents keep their word: the README's example is the file that CI compiles, links lead somewhere, and every
+`./dev` command and NIBBLE_ variable that a document names exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from common import C_SUFFIXES, Case, main, place, tree_files
+
+EXAMPLE = re.compile(r"<!-- (docs/examples/\S+) -->\n+```c\n(.*?)```", re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
+DEV = re.compile(r"\./dev ([a-z]+)")
+DEV_COMMAND = re.compile(r"^cmd_([a-z]+)\(\)", re.MULTILINE)
+VARIABLE = re.compile(r"`(NIBBLE_[A-Z_]+)")
+
+
+def check_document(root: Path, path: Path, commands: set[str], code: str) -> list[str]:
+    """Findings for one document."""
+    text, found = path.read_text(), []
+    for hit in EXAMPLE.finditer(text):
+        example = root / hit[1]
+        if not example.is_file() or example.read_text() != hit[2]:
+            found.append(f"{place(root, path)}: the listing differs from {hit[1]}")
+    for hit in LINK.finditer(text):
+        if not (path.parent / hit[1]).exists():
+            found.append(f"{place(root, path)}: link to {hit[1]} leads nowhere")
+    for command in sorted(set(DEV.findall(text)) - commands):
+        found.append(f"{place(root, path)}: there is no ./dev {command}")
+    for variable in sorted(set(VARIABLE.findall(text))):
+        if variable not in code:
+            found.append(f"{place(root, path)}: nothing reads {variable}")
+    return found
+
+
+def check(root: Path) -> list[str]:
+    """Findings for a tree."""
+    files = tree_files(root)
+    dev = (root / "dev").read_text()
+    commands = set(DEV_COMMAND.findall(dev))
+    code = dev + "".join(p.read_text(errors="replace") for p in files
+                         if p.suffix in C_SUFFIXES or p.name == "CMakeLists.txt")
+    found = []
+    for path in files:
+        if path.suffix == ".md":
+            found += check_document(root, path, commands, code)
+    if not EXAMPLE.search((root / "README.md").read_text()):
+        found.append("README.md: the listing of docs/examples/embed.c is gone")
+    return found
+
+
+GOOD = "<!-- docs/examples/embed.c -->\n```c\nint x;\n```\nRun `./dev test`. See [it](docs/a.md). `NIBBLE_LOG`\n"
+
+
+def case(readme: str, finding: str | None) -> Case:
+    """A tree with a README."""
+    return Case({"README.md": readme, "docs/a.md": "a\n", "docs/examples/embed.c": "int x;\n",
+                 "core/log.c": 'getenv("NIBBLE_LOG");\n', "dev": "cmd_test() {\n"}, finding)
+
+
+CASES = [
+    case(GOOD, None),
+    case(GOOD.replace("int x", "int y"), "the listing differs"),
+    case(GOOD.replace("<!--", "<!- "), "is gone"),
+    case(GOOD.replace("a.md", "b.md"), "leads nowhere"),
+    case(GOOD.replace("dev test", "dev best"), "there is no ./dev best"),
+    case(GOOD.replace("NIBBLE_LOG", "NIBBLE_FOG"), "nothing reads NIBBLE_FOG"),
+]
+
+if __name__ == "__main__":
+    main("documents", check, CASES)
