@@ -19,7 +19,7 @@ struct nbl_runtime {
     nbl_search search;
     uint32_t position;     /**< of the candidate in use */
     int chosen;            /**< a device has been opened: the candidate is final */
-    nbl_instance *instance; /**< of that candidate; NULL while it could not be loaded */
+    nbl_instance *instance; /**< of that candidate; NULL while the next one is being looked for */
     nbl_env_settings settings;
 };
 
@@ -322,6 +322,20 @@ static nbl_status open_from_position(nbl_runtime *runtime, const nbl_device_opti
     }
 }
 
+/* A walk that finds no device leaves the runtime as it was: the fault may lie in the options of this one call. */
+static nbl_status open_device(nbl_runtime *runtime, const nbl_device_options *options, nbl_device *device,
+                              nbl_error *err)
+{
+    const uint32_t position = runtime->position;
+    nbl_instance *instance = runtime->instance;
+    const nbl_status status = open_from_position(runtime, options, device, err);
+    if (status != NBL_OK) {
+        runtime->position = position;
+        runtime->instance = instance;
+    }
+    return status;
+}
+
 static nbl_status check_device_options(nbl_device_options *out, const nbl_device_options *options, nbl_error *err)
 {
     static const nbl_device_options none = NBL_INIT(nbl_device_options);
@@ -344,7 +358,7 @@ nbl_status nbl_api_open(nbl_runtime *runtime, const nbl_device_options *options,
     if (!device)
         return nbl_fail(err, NBL_E_NO_MEMORY, NBL_ORIGIN_HOST, 0, "no memory for a device");
     nbl_error local;
-    status = open_from_position(runtime, &known, device, &local);
+    status = open_device(runtime, &known, device, &local);
     if (status != NBL_OK) {
         nbl_log(&runtime->sink, NBL_LOG_ERROR, "%s", message_text(&local));
         (void)nbl_handle_retire(device, NBL_HANDLE_DEVICE, NULL);

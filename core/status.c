@@ -28,13 +28,19 @@ const char *nbl_api_status_text(nbl_status status)
     }
 }
 
+#if defined(__clang__)
+#define COMPILER __VERSION__
+#else
+#define COMPILER "gcc " __VERSION__
+#endif
+
 static char build_line[160];
 
 static void format_build_line(void)
 {
     (void)snprintf(build_line, sizeof build_line, "nibble %s, ABI %u.%u, backend ABI %u.%u, numerics %u, layout %u, %s",
                    NIBBLE_VERSION, NBL_ABI_MAJOR, NBL_ABI_MINOR, NBL_BACKEND_ABI_MAJOR, NBL_BACKEND_ABI_MINOR,
-                   NBL_NUMERICS_VERSION, NBL_LAYOUT_VERSION, __VERSION__);
+                   NBL_NUMERICS_VERSION, NBL_LAYOUT_VERSION, COMPILER);
 }
 
 const char *nbl_api_build_info(void)

@@ -69,15 +69,15 @@ void nbl_file_free(nbl_file *file)
     *file = (nbl_file){0};
 }
 
-static bool write_parts(FILE *stream, const void *head, uint64_t head_bytes, const void *body, uint64_t body_bytes)
+static bool write_parts(FILE *stream, const nbl_part *parts, uint32_t count)
 {
-    bool written = fwrite(head, 1, head_bytes, stream) == head_bytes;
-    written = written && (body_bytes == 0 || fwrite(body, 1, body_bytes, stream) == body_bytes);
-    return (fclose(stream) == 0) && written;
+    bool written = true;
+    for (uint32_t i = 0; i < count; i++)
+        written = written && fwrite(parts[i].bytes, 1, parts[i].size, stream) == parts[i].size;
+    return fclose(stream) == 0 && written;
 }
 
-int nbl_file_write(const char *path, const void *head, uint64_t head_bytes, const void *body, uint64_t body_bytes,
-                   nbl_fault *fault)
+int nbl_file_write(const char *path, const nbl_part *parts, uint32_t count, nbl_fault *fault)
 {
     char temporary[4096];
     int length = snprintf(temporary, sizeof temporary, "%s.tmp%ld", path, (long)getpid());
@@ -86,7 +86,7 @@ int nbl_file_write(const char *path, const void *head, uint64_t head_bytes, cons
     FILE *stream = fopen(temporary, "wbx");
     if (!stream)
         return nbl_fault_set(fault, NBL_EXIT_FAILED, "--out: cannot create %.400s: %s", temporary, strerror(errno));
-    if (write_parts(stream, head, head_bytes, body, body_bytes) && rename(temporary, path) == 0)
+    if (write_parts(stream, parts, count) && rename(temporary, path) == 0)
         return NBL_EXIT_OK;
     int error = errno;
     unlink(temporary);

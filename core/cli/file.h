@@ -28,9 +28,14 @@ int nbl_file_read(const char *path, nbl_file *out_file, nbl_fault *fault);
 /** Frees the bytes. */
 void nbl_file_free(nbl_file *file);
 
-/** Writes two runs of bytes as one file, through a temporary name beside it: an old file stays until all is written. */
-int nbl_file_write(const char *path, const void *head, uint64_t head_bytes, const void *body, uint64_t body_bytes,
-                   nbl_fault *fault);
+/** A run of bytes to be written. */
+typedef struct nbl_part {
+    const void *bytes;
+    uint64_t size;
+} nbl_part;
+
+/** Writes the parts as one file, through a temporary name beside it: an old file stays until all is written. */
+int nbl_file_write(const char *path, const nbl_part *parts, uint32_t count, nbl_fault *fault);
 
 /** Bytes of one element, 0 for an unknown dtype. */
 uint32_t nbl_dtype_bytes(uint32_t dtype);

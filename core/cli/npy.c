@@ -226,5 +226,6 @@ int nbl_npy_write(const char *path, const nbl_array *array, nbl_fault *fault)
     int length = total - MAGIC_BYTES - 4;
     text[MAGIC_BYTES + 2] = (char)(length & 0xff);
     text[MAGIC_BYTES + 3] = (char)(length >> 8);
-    return nbl_file_write(path, text, (uint64_t)total, array->data, array->count * sizeof(float), fault);
+    const nbl_part parts[2] = {{text, (uint64_t)total}, {array->data, array->count * sizeof(float)}};
+    return nbl_file_write(path, parts, 2, fault);
 }

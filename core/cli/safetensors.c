@@ -220,28 +220,37 @@ static json_t *describe(const nbl_array *array, uint64_t begin)
                      (json_int_t)(begin + array->count * sizeof(float)));
 }
 
+/* Length prefix and header, padded so that the data are aligned to 8; NULL if there is no memory. */
+static uint8_t *format_header(const json_t *header, uint64_t *out_bytes)
+{
+    size_t length = json_dumpb(header, NULL, 0, JSON_COMPACT);
+    size_t padded = (length + 7) / 8 * 8;
+    uint8_t *head = length > 0 ? malloc(PREFIX_BYTES + padded) : NULL;
+    if (!head)
+        return NULL;
+    for (int i = 0; i < PREFIX_BYTES; i++)
+        head[i] = (uint8_t)((uint64_t)padded >> (8 * i));
+    memset(head + PREFIX_BYTES, ' ', padded);
+    json_dumpb(header, (char *)head + PREFIX_BYTES, length, JSON_COMPACT);
+    *out_bytes = PREFIX_BYTES + padded;
+    return head;
+}
+
 int nbl_safetensors_write(const char *path, const char *const *names, const nbl_array *arrays, uint32_t count,
                           nbl_fault *fault)
 {
+    nbl_part parts[1 + NBL_SAFETENSORS_WRITE_MAX] = {{0}};
     json_t *header = json_object();
     uint64_t data_bytes = 0;
     for (uint32_t i = 0; i < count; i++) {
         json_object_set_new(header, names[i], describe(&arrays[i], data_bytes));
-        data_bytes += arrays[i].count * sizeof(float);
+        parts[1 + i] = (nbl_part){arrays[i].data, arrays[i].count * sizeof(float)};
+        data_bytes += parts[1 + i].size;
     }
-    size_t length = json_dumpb(header, NULL, 0, JSON_COMPACT);
-    size_t padded = (length + 7) / 8 * 8;
-    uint8_t *head = malloc(PREFIX_BYTES + padded);
-    int code = NBL_EXIT_FAILED;
-    if (!head || length == 0) {
-        nbl_fault_set(fault, code, "--out: no memory for the header");
-    } else {
-        for (int i = 0; i < PREFIX_BYTES; i++)
-            head[i] = (uint8_t)((uint64_t)padded >> (8 * i));
-        memset(head + PREFIX_BYTES, ' ', padded);
-        json_dumpb(header, (char *)head + PREFIX_BYTES, length, JSON_COMPACT);
-        code = nbl_file_write(path, head, PREFIX_BYTES + padded, arrays[0].data, data_bytes, fault);
-    }
+    uint8_t *head = format_header(header, &parts[0].size);
+    parts[0].bytes = head;
+    int code = head ? nbl_file_write(path, parts, 1 + count, fault)
+                    : nbl_fault_set(fault, NBL_EXIT_FAILED, "--out: no memory for the header");
     free(head);
     json_decref(header);
     return code;

@@ -31,7 +31,9 @@ int nbl_safetensors_find(const nbl_safetensors *file, const char *tensor, nbl_ar
 /** A metadata string, or NULL. */
 const char *nbl_safetensors_metadata(const nbl_safetensors *file, const char *key);
 
-/** Writes f32 arrays whose data lie one after the other, from arrays[0].data on. */
+#define NBL_SAFETENSORS_WRITE_MAX 4u
+
+/** Writes up to NBL_SAFETENSORS_WRITE_MAX named arrays of f32. */
 int nbl_safetensors_write(const char *path, const char *const *names, const nbl_array *arrays, uint32_t count,
                           nbl_fault *fault);
 

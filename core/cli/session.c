@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "session.h"
 
-#include <nibble/nibble_backend.h>
-
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,6 +24,9 @@ void nbl_session_drop_log(void *user, uint32_t level, const char *message)
     (void)message;
 }
 
+/* Levels of the runtime's log lines; NIBBLE_LOG names them in this order. */
+enum { LEVEL_ERROR, LEVEL_WARN };
+
 /* Highest level shown: warnings too if NIBBLE_LOG says nothing, since going on to another backend is one. */
 static uint32_t log_level(void)
 {
@@ -35,14 +36,14 @@ static uint32_t log_level(void)
         if (strcmp(value, names[i]) == 0)
             return i;
     }
-    return NBL_LOG_WARN;
+    return LEVEL_WARN;
 }
 
 /* Errors are returned as well, and said once, at the end. */
 static void print_line(void *user, uint32_t level, const char *message)
 {
     (void)user;
-    if (level != NBL_LOG_ERROR && level <= log_level())
+    if (level != LEVEL_ERROR && level <= log_level())
         fprintf(stderr, "%s\n", message);
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "world.h"
 
-#define EXPECT(call, status) cr_assert_eq(call, status, #call ": %s", err.message)
+#define EXPECT(call, status) cr_assert_eq(call, status, "%s: %s", #call, err.message)
 
 /* No slot follows a handle that is NULL, of another kind or closed. */
 Test(badinput_handles, every_slot_looks_at_its_handle)

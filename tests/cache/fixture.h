@@ -42,6 +42,6 @@ void fixture_grow(fixture *f, uint32_t layer, uint64_t sequence, int32_t tokens)
 nbl_status fixture_attend(fixture *f, uint32_t layer, uint32_t batch, const uint64_t *sequences, const int32_t *rows,
                           nbl_error *err);
 
-#define EXPECT(call, status) cr_assert_eq(call, status, #call ": %s", err.message)
+#define EXPECT(call, status) cr_assert_eq(call, status, "%s: %s", #call, err.message)
 
 #endif

@@ -11,6 +11,8 @@ static struct seen {
     uint64_t tokens;
     uint32_t batch, layer, mode;
     const void *k, *v;
+    const int8_t *center_codes;
+    const uint8_t *center_exponents;
     int64_t slots[SLOTS_MOST];
     int32_t indptr[8], rows[8];
 } seen[CALLS_MOST];
@@ -29,6 +31,8 @@ static void append_seen(const nbl_append_args *args)
     if (args->pool->shape->centering == 0)
         return;
     memcpy(s->indptr, args->seq_indptr, (args->batch + 1) * sizeof(int32_t));
+    s->center_codes = args->centers.codes;
+    s->center_exponents = args->centers.exponents;
     memcpy(s->rows, args->centers.rows, args->batch * sizeof(int32_t));
 }
 
@@ -153,6 +157,8 @@ Test(cache_append, centre_modes_are_runs)
     /* Each layer has a centre of its own, and an emptied sequence starts again. */
     EXPECT(fixture_append(&f, 1, 1, s, (const int32_t[]){1}, &err), NBL_OK);
     cr_assert_eq(seen[4].mode, NBL_CENTER_COMPUTE, "layer 1");
+    cr_assert_eq(seen[4].center_codes - seen[3].center_codes, 4 * 2 * 32, "codes of layer 1: S * Hk * Dk further");
+    cr_assert_eq(seen[4].center_exponents - seen[3].center_exponents, 4 * 2, "exponents of layer 1: S * Hk further");
     EXPECT(f.c.api->seq_truncate(f.cache, s[0], 0, &err), NBL_OK);
     EXPECT(fixture_append(&f, 0, 1, s, (const int32_t[]){1}, &err), NBL_OK);
     cr_assert_eq(seen[5].mode, NBL_CENTER_COMPUTE, "emptied");

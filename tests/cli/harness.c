@@ -175,8 +175,9 @@ float sample(uint32_t seed, uint64_t index)
 void write_npy(const char *path, uint32_t a, uint32_t b, uint32_t c, uint32_t seed)
 {
     char header[128];
-    int length = snprintf(header, sizeof header, "%cNUMPY%c%c%c%c{'descr': '<f4', 'fortran_order': False, "
-                                                 "'shape': (%u, %u, %u), }",
+    int length = snprintf(header, sizeof header,
+                          "%cNUMPY%c%c%c%c{'descr': '<f4', 'fortran_order': False, "
+                          "'shape': (%u, %u, %u), }",
                           0x93, 1, 0, 118, 0, a, b, c);
     memset(header + length, ' ', sizeof header - (size_t)length);
     header[sizeof header - 1] = '\n';

@@ -16,8 +16,8 @@ TestSuite(parsers, .timeout = 60);
 
 Test(parsers, whole_numbers_are_digits_and_nothing_else)
 {
-    static const char *const refused[] = {"",   " 1",  "1 ",  "+1",   "-1",
-                                          "1x", "0x1", "1e3", "1.0",  "18446744073709551616",
+    static const char *const refused[] = {"",   " 1",  "1 ",  "+1",  "-1",
+                                          "1x", "0x1", "1e3", "1.0", "18446744073709551616",
                                           "4",  "101", "\t5", "5\n", "99999999999999999999999"};
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
         uint64_t value = 77;
@@ -33,7 +33,8 @@ Test(parsers, whole_numbers_are_digits_and_nothing_else)
 
 Test(parsers, numbers_are_finite_and_in_range)
 {
-    static const char *const refused[] = {"", "nan", "inf", "-inf", "1e999", " 1", "1 ", "1,0", "--1", "2.5", "-2.5", "x"};
+    static const char *const refused[] = {"",   "nan", "inf", "-inf", "1e999", " 1",
+                                          "1 ", "1,0", "--1", "2.5",  "-2.5",  "x"};
     double value = 7.0;
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
         cr_assert(!nbl_number_parse_f64(refused[i], -2.0, 2.0, &value), "\"%s\" was accepted", refused[i]);
@@ -73,7 +74,8 @@ Test(parsers, lists_refuse_empty_items_and_excess)
     nbl_fault fault = {""};
     static const char *const refused[] = {"", ",", "1,", ",1", "1,,2"};
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
-        cr_assert(nbl_list_split("lengths", refused[i], &list, &fault) == NBL_EXIT_USAGE, "\"%s\" accepted", refused[i]);
+        cr_assert(nbl_list_split("lengths", refused[i], &list, &fault) == NBL_EXIT_USAGE, "\"%s\" accepted",
+                  refused[i]);
         cr_assert(strstr(fault.text, "--lengths: ") == fault.text, "the option is not named: %s", fault.text);
     }
     for (int i = 1; i < 32; i++)
@@ -119,9 +121,9 @@ Test(parsers, bf16_rounds_to_nearest_even_and_back)
     static const struct {
         float value;
         uint16_t bits;
-    } cases[] = {{1.0f, 0x3f80},         {0x1.01p0f, 0x3f80},  {0x1.03p0f, 0x3f82},      {0x1.010002p0f, 0x3f81},
-                 {-0x1.03p0f, 0xbf82},   {0x1.ffp127f, 0x7f80}, {INFINITY, 0x7f80},       {0.0f, 0x0000},
-                 {-0.0f, 0x8000}};
+    } cases[] = {{1.0f, 0x3f80},          {0x1.01p0f, 0x3f80},  {0x1.03p0f, 0x3f82},
+                 {0x1.010002p0f, 0x3f81}, {-0x1.03p0f, 0xbf82}, {0x1.ffp127f, 0x7f80},
+                 {INFINITY, 0x7f80},      {0.0f, 0x0000},       {-0.0f, 0x8000}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         uint16_t bits = 0;
         nbl_f32_to_bf16(&cases[i].value, 1, &bits);
@@ -147,7 +149,7 @@ static void check_corpus(const char *target, const corpus_case *cases, size_t co
         nbl_fault fault = {""};
         nbl_array array;
         nbl_safetensors file = {0};
-        snprintf(path, sizeof path, "%s/%s/%s", NIBBLE_CORPUS, target, cases[i].file);
+        snprintf(path, sizeof path, "%s/%s/%s.%s", NIBBLE_CORPUS, target, cases[i].file, target);
         uint8_t *bytes = read_bytes(path, &size);
         int code = strcmp(target, "npy") == 0 ? nbl_npy_parse("x", bytes, size, &array, &fault)
                                               : nbl_safetensors_parse("x", bytes, size, &file, &fault);

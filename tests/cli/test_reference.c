@@ -14,12 +14,8 @@ static const double tolerance = 1e-12;
 /* T tokens of zero keys: all logits are 0, so weights are uniform over the visible tokens. v = token number. */
 static nbl_problem uniform_problem(uint32_t q_tokens, uint32_t kv_tokens)
 {
-    nbl_problem problem = {.q_tokens = q_tokens,
-                           .q_heads = 4,
-                           .kv_tokens = kv_tokens,
-                           .kv_heads = 2,
-                           .k_dim = 16,
-                           .v_dim = 16};
+    nbl_problem problem = {
+        .q_tokens = q_tokens, .q_heads = 4, .kv_tokens = kv_tokens, .kv_heads = 2, .k_dim = 16, .v_dim = 16};
     nbl_fault fault;
     cr_assert(nbl_problem_alloc(&problem, &fault) == NBL_EXIT_OK, "no memory");
     for (uint32_t t = 0; t < kv_tokens; t++) {

@@ -12,12 +12,12 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 /** Ends the process with the line that failed. */
-#define FUZZ_REQUIRE(condition)                                                      \
-    do {                                                                             \
-        if (!(condition)) {                                                          \
+#define FUZZ_REQUIRE(condition)                                                            \
+    do {                                                                                   \
+        if (!(condition)) {                                                                \
             fprintf(stderr, "%s:%d: does not hold: %s\n", __FILE__, __LINE__, #condition); \
-            abort();                                                                 \
-        }                                                                            \
+            abort();                                                                       \
+        }                                                                                  \
     } while (0)
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Any text as a recipe: it is refused in words, or stands for a cache that can be planned. The first two bytes choose the
- * head dimensions. */
+/* Any text as a recipe: it is refused in words, or stands for a cache that can be planned. The first two bytes choose
+ * the head dimensions. */
 #include "fuzz.h"
 
 #include <nibble/nibble.h>

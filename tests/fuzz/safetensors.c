@@ -29,7 +29,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         FUZZ_REQUIRE(fault.text[0] != '\0');
         return 0;
     }
-    json_object_foreach(file.header, name, value)
+    json_object_foreach (file.header, name, value)
         check_tensor(&file, name, data, size);
     (void)nbl_safetensors_metadata(&file, "sm_scale");
     nbl_safetensors_free(&file);

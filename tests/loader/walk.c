@@ -192,8 +192,11 @@ Test(walk, end_of_the_list)
     cr_assert_str_eq(err.message, text, "message is %s", err.message);
     cr_assert_eq(api()->report_count(report), 3, "opening left %u attempts", api()->report_count(report));
     expect_attempt(report, 2, "sim", NBL_E_BACKEND, NBL_PHASE_PROBE, text);
+    /* Nothing was chosen, so the next call begins at the head of the list again. */
     cr_assert_eq(api()->open(runtime, NULL, &device, &err), NBL_E_BACKEND, "open: %s", err.message);
     cr_assert_str_eq(err.message, text, "message is %s", err.message);
+    expect_attempt(report, 3, "cuda", NBL_E_DEVICE, NBL_PHASE_DEVICE, "nibble: cuda: no device here");
+    expect_attempt(report, 4, "sim", NBL_E_BACKEND, NBL_PHASE_PROBE, text);
     api()->report_free(report);
     cr_assert_eq(api()->runtime_destroy(runtime, NULL), NBL_OK, "runtime_destroy");
 }

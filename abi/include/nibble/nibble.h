@@ -269,7 +269,8 @@ typedef struct nbl_api_v1 {
      *
      * Where the first device cannot be had (NBL_E_DEVICE, NBL_E_UNSUPPORTED, NBL_E_BACKEND) and the list named more
      * backends, the next one is loaded and opened; the move is logged and recorded in the report. After the first
-     * success the choice is final. NIBBLE_SIM_THREADS and NIBBLE_SIM_ISA go before options->threads and options->isa.
+     * success the choice is final; a call that finds no device leaves it open. NIBBLE_SIM_THREADS and NIBBLE_SIM_ISA go
+     * before options->threads and options->isa.
      *
      * Memory     The device is the caller's to close, before its runtime is destroyed.
      * Threads    One at a time per runtime; devices of one runtime may be used in parallel.
@@ -279,6 +280,7 @@ typedef struct nbl_api_v1 {
      * @retval NBL_E_FORKED   the runtime is another process's, or its backend was opened before a fork
      * @retval NBL_E_INVALID  an option the backend does not accept
      * @retval NBL_E_NO_MEMORY  no memory on host or device
+     * @retval NBL_E_NOT_FOUND, NBL_E_BACKEND, NBL_E_ABI, NBL_E_IO  as load, of the last backend in the list
      * @since ABI 1.0
      */
     nbl_status (*open)(nbl_runtime *runtime, const nbl_device_options *options, nbl_device **out_device,

@@ -1,0 +1,228 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file attend.h
+ * @brief What an attend call is to the kernels: one struct of arguments by value, and the launches that take it.
+ *
+ * A call is up to three steps on one stream, none of which reads a length on the host:
+ *
+ *     prepare   checks every sequence, brings query rows to canonical form (NUM 5.1)
+ *     attend    one of the kernels: generic, decode, prefill; chunk states or finished rows
+ *     fold      only if split: chunk states to O, LSE and state tensors (NUM 5.6, 5.7)
+ *
+ * Valid as C11 and as CUDA C++. Device pointers only; all bounds are known to the host, all lengths are read from
+ * `sequences` by the device.
+ */
+#ifndef CUDA_ATTEND_H
+#define CUDA_ATTEND_H
+
+#include "device_tensor.h"
+#include "layout.h"
+#include "status.h"
+
+#include <cuda_runtime_api.h>
+#include <nibble/nibble_types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define CUDA_TILE_TOKENS 128u  /**< NUM 5.2 */
+#define CUDA_CHUNK_TILES (NBL_CHUNK_TOKENS / CUDA_TILE_TOKENS)
+#define CUDA_STATE_HEAD_FLOATS 4u /**< M, L, offset, 0 */
+
+/** Pages of one pair of formats of the call's layer (F2, F6). Page p has its codes at
+ *  codes + (p - first_page) * code_page_stride; kv head h of K begins h * k_code_head_bytes later, of V
+ *  v_code_offset + h * v_code_head_bytes later; scales likewise. */
+typedef struct cuda_region {
+    uint32_t k_format; /**< enum nbl_format */
+    uint32_t v_format;
+    uint32_t first_page;
+    uint32_t page_count;
+    uint8_t *codes;  /**< of the layer */
+    uint8_t *scales; /**< of the layer */
+    uint64_t code_page_stride;
+    uint64_t scale_page_stride;
+    uint64_t v_code_offset;
+    uint64_t v_scale_offset;
+    uint32_t k_code_head_bytes;
+    uint32_t v_code_head_bytes;
+    uint32_t k_scale_head_bytes;
+    uint32_t v_scale_head_bytes;
+} cuda_region;
+
+/** Regions of one layer of a pool, in increasing page order. */
+typedef struct cuda_pages {
+    uint32_t region_count;
+    uint32_t page_tokens;
+    cuda_region regions[NBL_REGIONS_MAX];
+} cuda_pages;
+
+/** A sequence as prepare found it. One whose lengths or pages are bad has q_len 0, so that nothing is done for it. */
+typedef struct cuda_sequence {
+    int32_t q_first; /**< first query token */
+    int32_t q_len;
+    int32_t kv_len;
+    int32_t reserved;
+} cuda_sequence;
+
+/** A query row brought to canonical form (NUM 5.1). Row index = query token * q_heads + query head. */
+typedef struct cuda_query {
+    float scale;      /**< cq_row; cs_row with soft cap (NUM 5.3) */
+    float offset;     /**< NUM 5.7 */
+    int32_t bias;     /**< -128 * sum of the codes: start value where K codes carry +128 */
+    int32_t sequence; /**< that the row belongs to; its rows count only if `sequences` says so */
+} cuda_query;
+
+/** Per-sequence centres of the layer (NUM 4.2). */
+typedef struct cuda_centers {
+    int8_t *codes;
+    uint8_t *exponents;
+    const int32_t *rows; /**< or NULL: row b for sequence b */
+    uint32_t row_count;
+    uint32_t reserved;
+} cuda_centers;
+
+/** An attend call. Kernels take it by value. */
+typedef struct attend_params {
+    cuda_pages pages;
+    cuda_centers centers;
+
+    /* sizes */
+    uint32_t batch;
+    uint32_t q_tokens; /**< Tq */
+    uint32_t q_heads;
+    uint32_t kv_heads;
+    uint32_t group_rows; /**< q_heads / kv_heads; query head h reads kv head h / group_rows */
+    uint32_t k_dim;
+    uint32_t v_dim;
+    uint32_t k_dim_padded; /**< bytes of a row of `codes` */
+    uint32_t v_dim_padded;
+    uint32_t k_hadamard;
+    uint32_t v_hadamard;
+    uint32_t centering;
+    uint32_t q_format; /**< NBL_Q8 or NBL_Q4; kernels after prepare need not care: codes are int8 either way */
+    uint32_t q_len_max;  /**< bounds; grids depend on them alone */
+    uint32_t kv_len_max;
+
+    /* what a row sees (NUM 5.2, 5.3) */
+    uint32_t flags; /**< NBL_ATTEND_ bits */
+    uint32_t window_left;
+    uint32_t window_right;
+    uint32_t range_begin;
+    uint32_t range_end; /**< UINT32_MAX without a range */
+    uint32_t tree_mask_stride;
+    float c;   /**< fl(sm_scale * LOG2E), or fl(sm_scale / soft_cap) */
+    float cap; /**< fl(soft_cap * LOG2E), 0 without */
+    const float *alibi_slopes; /**< [Hq] or NULL */
+    const float *sinks;        /**< [Hq] or NULL; only fold and finished rows use them */
+    const uint32_t *tree_mask; /**< [Tq, tree_mask_stride] or NULL */
+    const int32_t *page_table; /**< [B, page_table_stride] */
+    uint32_t page_table_stride;
+
+    /* chunks: n-th chunk of the range = chunk first_chunk + n. Of a sequence only those take part that begin below
+     * min(kv_len, range_end); see cuda_live_chunks. */
+    uint32_t first_chunk;
+    uint32_t chunks; /**< within kv_len_max and the range; may be 0 */
+    uint32_t split;  /**< 1: kernels write chunk states to `states` and nothing else; 0: they write finished rows */
+
+    /* raw inputs, for prepare alone */
+    const int32_t *q_indptr;
+    const int32_t *kv_len;
+
+    /* tensors; data NULL where absent */
+    cuda_tensor q;          /**< [Tq, Hq, Dk] */
+    cuda_tensor o;          /**< [Tq, Hq, Dv] */
+    cuda_tensor lse;        /**< [Tq, Hq] f32 */
+    cuda_tensor state_head; /**< [N, Tq, Hq, 4] f32 */
+    cuda_tensor state_o;    /**< [N, Tq, Hq, Dv] f32 */
+    uint32_t state_count;   /**< N */
+    uint32_t state_floats;  /**< CUDA_STATE_HEAD_FLOATS + v_dim_padded */
+
+    /* workspace, written by prepare */
+    cuda_sequence *sequences; /**< [B] */
+    cuda_query *queries;      /**< [Tq * Hq] */
+    int8_t *codes;            /**< [Tq * Hq, k_dim_padded], padding is 0 */
+    /* workspace, split calls: state of row r after the n-th chunk at states + (r * chunks + n) * state_floats:
+     * {M, L, offset, 0}, O[0..v_dim_padded-1]. Written for every live chunk of every row of a good sequence, the empty
+     * state {-inf, 0, offset, 0}, O = 0 included. Elements of O from v_dim on must be finite. */
+    float *states;
+    void *scratch; /**< what decode and prefill asked for; 256-byte aligned, contents undefined */
+    uint64_t scratch_bytes;
+
+    /* device */
+    cuda_status *status;
+    uint32_t processors; /**< multiprocessors */
+    uint32_t capability; /**< 10 * major + minor of the compute capability */
+    uint32_t layer;
+    uint32_t reserved;
+} attend_params;
+
+/** Bounds that a workspace is sized for. */
+typedef struct attend_bounds {
+    uint32_t batch;
+    uint64_t q_tokens;
+    uint32_t q_heads;
+    uint32_t kv_heads;
+    uint32_t k_dim;
+    uint32_t v_dim;
+    uint32_t page_tokens;
+    uint32_t q_len_max;
+    uint32_t kv_len_max;
+    uint32_t processors;
+    uint32_t capability;
+    uint32_t split; /**< as a call with these bounds would be */
+} attend_bounds;
+
+/** Prepare: `sequences`, `queries` and `codes` (NUM 5.1); reports bad data to `status`. */
+cudaError_t nbl_cuda_attend_prepare(const attend_params *p, cudaStream_t stream);
+
+/** Any valid call (NUM 5); split or not. */
+cudaError_t nbl_cuda_attend_generic(const attend_params *p, cudaStream_t stream);
+
+/** Second half of a split call, and the empty states past the last chunk of any call. */
+cudaError_t nbl_cuda_attend_fold(const attend_params *p, cudaStream_t stream);
+
+#ifdef CUDA_HAS_DECODE
+/** 1 if the decode kernel takes the call; looks at sizes, formats and flags only, never at device memory. */
+int nbl_cuda_decode_supports(const attend_params *p);
+/** Scratch of the decode kernel, never less for larger bounds. */
+uint64_t nbl_cuda_decode_scratch_bytes(const attend_bounds *bounds);
+/** Split calls that nbl_cuda_decode_supports takes; writes `states`. */
+cudaError_t nbl_cuda_attend_decode(const attend_params *p, cudaStream_t stream);
+#endif
+
+#ifdef CUDA_HAS_PREFILL
+/** 1 if the prefill kernel takes the call; looks at sizes, formats and flags only, never at device memory. */
+int nbl_cuda_prefill_supports(const attend_params *p);
+/** Scratch of the prefill kernel, never less for larger bounds. */
+uint64_t nbl_cuda_prefill_scratch_bytes(const attend_bounds *bounds);
+/** Calls that nbl_cuda_prefill_supports takes, split or not. */
+cudaError_t nbl_cuda_attend_prefill(const attend_params *p, cudaStream_t stream);
+#endif
+
+/** Chunks of the range that begin below min(kv_len, range_end): those that have states. */
+NBL_FN uint32_t cuda_live_chunks(const attend_params *p, int32_t kv_len)
+{
+    uint32_t end = (uint32_t)kv_len < p->range_end ? (uint32_t)kv_len : p->range_end;
+    uint32_t last = (end + NBL_CHUNK_TOKENS - 1u) / NBL_CHUNK_TOKENS;
+    uint32_t live = last > p->first_chunk ? last - p->first_chunk : 0u;
+    return live < p->chunks ? live : p->chunks;
+}
+
+/** Region of a page id, or NULL (F6). */
+NBL_FN const cuda_region *cuda_region_find(const cuda_pages *pages, int64_t page)
+{
+    for (uint32_t i = 0; i < pages->region_count; ++i) {
+        const cuda_region *region = &pages->regions[i];
+        if (page >= region->first_page && page - region->first_page < region->page_count) {
+            return region;
+        }
+    }
+    return NULL;
+}
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,631 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The tool from outside: exit codes, messages, JSON, files. */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness.h"
+
+TestSuite(tool, .timeout = 120);
+
+#define SHAPE_SMALL "--hq", "4", "--hkv", "2", "--d", "32", "--kv", "300", "--nq", "20"
+#define SHAPE_PLAN "--hq", "4", "--hkv", "2", "--d", "64", "--dv", "80", "--kv", "777", "--page", "48"
+#define ACCURACY_KEYS "rel_l2 gain cos_mean cos_min lse_err"
+
+static void assert_run(tool_result result, int exit_code, const char *err)
+{
+    cr_assert(result.exit_code == exit_code, "exit %d, wanted %d; stderr: %s", result.exit_code, exit_code, result.err);
+    cr_assert(strcmp(result.err, err) == 0, "stderr: %s\nwanted: %s", result.err, err);
+    tool_free(&result);
+}
+
+/* stderr is one line that starts as given; stdout is empty. */
+static void assert_refused(tool_result result, int exit_code, const char *err_start)
+{
+    cr_assert(result.exit_code == exit_code, "exit %d, wanted %d; stderr: %s", result.exit_code, exit_code, result.err);
+    cr_assert(strncmp(result.err, err_start, strlen(err_start)) == 0, "stderr: %s\nwanted: %s", result.err, err_start);
+    const char *line_end = strchr(result.err, '\n');
+    cr_assert(line_end != NULL && line_end[1] == '\0', "not one line: %s", result.err);
+    cr_assert(result.out[0] == '\0', "stdout is not empty: %s", result.out);
+    tool_free(&result);
+}
+
+/* ------------------------------------------------------------------------------------------------ usage */
+
+Test(tool, help_and_version)
+{
+    static const char *const commands[] = {"info", "doctor", "plan", "attend", "compare", "bench"};
+    tool_result top = TOOL("--help");
+    cr_assert(top.exit_code == 0 && top.err[0] == '\0', "exit %d: %s", top.exit_code, top.err);
+    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
+        cr_assert(strstr(top.out, commands[i]) != NULL, "%s is not listed", commands[i]);
+        tool_result help = TOOL(commands[i], "--help");
+        cr_assert(help.exit_code == 0 && help.err[0] == '\0', "%s --help: exit %d: %s", commands[i], help.exit_code,
+                  help.err);
+        cr_assert(strstr(help.out, "--json") != NULL, "%s --help lacks --json", commands[i]);
+        cr_assert(strstr(help.out, "Exit status: 0 ok, 1 ") != NULL, "%s --help lacks the exit codes", commands[i]);
+        tool_free(&help);
+    }
+    tool_free(&top);
+    tool_result version = TOOL("--version");
+    cr_assert(version.exit_code == 0 && strncmp(version.out, "nibble ", 7) == 0, "version: %s", version.out);
+    tool_free(&version);
+    tool_result nothing = tool_run(NULL, (const char *const[]){NULL});
+    cr_assert(nothing.exit_code == 2 && strncmp(nothing.err, "usage: nibble", 13) == 0, "no command: %s", nothing.err);
+    tool_free(&nothing);
+}
+
+Test(tool, usage_errors_name_the_option)
+{
+    assert_run(TOOL("frobnicate"), 2, "nibble: unknown command \"frobnicate\" (see nibble --help)\n");
+    assert_run(TOOL("plan", "--bogus"), 2, "nibble: --bogus: unknown or ambiguous option (see nibble plan --help)\n");
+    assert_run(TOOL("plan", "extra"), 2, "nibble: \"extra\": not an option (see nibble plan --help)\n");
+    assert_run(TOOL("plan", "--kv"), 2, "nibble: --kv: a value is missing\n");
+    assert_run(TOOL("plan", "--json=1"), 2, "nibble: --json: takes no value\n");
+    assert_run(TOOL("plan", "--kv", "12x"), 2, "nibble: --kv: \"12x\" is not a whole number from 1 to 16777216\n");
+    assert_run(TOOL("plan", "--kv", "0"), 2, "nibble: --kv: \"0\" is not a whole number from 1 to 16777216\n");
+    assert_run(TOOL("plan", "--kv", "-1"), 2, "nibble: --kv: \"-1\" is not a whole number from 1 to 16777216\n");
+    assert_run(TOOL("plan", "--kv", "99999999999999999999"), 2,
+               "nibble: --kv: \"99999999999999999999\" is not a whole number from 1 to 16777216\n");
+    assert_run(TOOL("plan", "--page", "1025"), 2, "nibble: --page: \"1025\" is not a whole number from 1 to 1024\n");
+    assert_run(TOOL("plan", "--recipe", ""), 2, "nibble: --recipe: the value is empty\n");
+    assert_run(TOOL("plan", "--d", "17"), 2,
+               "nibble: head dimension 17 of Q and K; multiples of 8 from 16 to 576 are allowed\n");
+    assert_run(TOOL("plan", "--hq", "7", "--hkv", "2"), 2, "nibble: 7 query heads are not a multiple of 2 kv heads\n");
+    assert_run(TOOL("attend", "--sm-scale", "nan"), 2,
+               "nibble: --sm-scale: \"nan\" is not a number from 5.96046e-08 to 65536\n");
+    assert_run(TOOL("attend", "--generate", "cauchy"), 2,
+               "nibble: --generate: unknown distribution \"cauchy\" (known: gaussian, outliers, sinks, student-t)\n");
+    assert_run(TOOL("attend"), 2, "nibble: --input, --q --k --v, --generate: exactly one source is needed, 0 given\n");
+    assert_run(TOOL("attend", "--generate", "gaussian", "--input", "x"), 2,
+               "nibble: --input, --q --k --v, --generate: exactly one source is needed, 2 given\n");
+    assert_run(TOOL("attend", "--q", "x", "--v", "y"), 2, "nibble: --k: missing; --q, --k and --v go together\n");
+    assert_run(TOOL("attend", "--generate", "gaussian", "--layer", "1"), 2, "nibble: --layer: needs --input\n");
+    assert_run(TOOL("attend", "--generate", "gaussian", "--out", "x.bin"), 2,
+               "nibble: --out: \"x.bin\" ends neither in .npy nor in .safetensors\n");
+    assert_run(TOOL("attend", "--generate", "gaussian", "--nq", "9", "--kv", "8"), 2,
+               "nibble: 9 query tokens; 1 to 8 (the number of keys) are allowed\n");
+    assert_run(TOOL("compare"), 2, "nibble: --input, --generate: exactly one source is needed, none given\n");
+    assert_run(TOOL("compare", "--generate", "all", "--csv", "--json"), 2, "nibble: --csv: excludes --json\n");
+    assert_run(TOOL("compare", "--generate", "gaussian", "--lengths", "1,,2"), 2,
+               "nibble: --lengths: \"1,,2\" has an empty item\n");
+    assert_run(TOOL("bench", "--op", "multiply"), 2,
+               "nibble: --op: unknown operation \"multiply\" (known: attend, append, gather)\n");
+}
+
+Test(tool, errors_found_with_a_backend_name_the_option_too)
+{
+    assert_refused(TOOL("attend", "--generate", "gaussian", "--recipe", "kv5"), 2, "nibble: --recipe: ");
+    assert_refused(TOOL("plan", "--recipe", "kv4,kv5"), 2, "nibble: --recipe: ");
+    assert_refused(TOOL("bench", "--recipe", "kv5"), 2, "nibble: --recipe: ");
+    assert_refused(TOOL("compare", "--generate", "gaussian", "--recipes", "kv5"), 2, "nibble: --recipe: ");
+    assert_run(TOOL("compare", "--generate", "gaussian", "--kv", "64", "--lengths", "65"), 2,
+               "nibble: --lengths: \"65\" is not a whole number from 1 to 64\n");
+    assert_refused(TOOL("attend", "--generate", "gaussian", "--isa", "mmx"), 3, "nibble: ");
+}
+
+Test(tool, output_that_cannot_be_written_is_a_failure)
+{
+    char command[1024];
+    snprintf(command, sizeof command, "%s plan > /dev/full 2> %s", NIBBLE_TOOL, scratch("err"));
+    int status = system(command);
+    size_t size = 0;
+    uint8_t *text = read_bytes(scratch("err"), &size);
+    cr_assert(status == 1 << 8, "status %d", status);
+    cr_assert(size == 40 && memcmp(text, "nibble: cannot write to standard output\n", 40) == 0, "%.*s", (int)size,
+              (const char *)text);
+    free(text);
+}
+
+/* ------------------------------------------------------------------------------------------------ backends */
+
+Test(tool, info_lists_every_backend_and_the_choice)
+{
+    json_t *document = tool_json(TOOL("info", "--json"));
+    assert_keys(document, "runtime backends chosen chosen_reason");
+    assert_keys(json_object_get(document, "runtime"), "version abi numerics layout build");
+    assert_keys(json_array_get(json_object_get(document, "backends"), 0),
+                "name path status phase reason description versions");
+    cr_assert(strcmp(text_at(document, "backends.0.name"), "cuda") == 0, "cuda comes first");
+    cr_assert(strcmp(text_at(document, "backends.1.name"), "sim") == 0, "sim comes second");
+    cr_assert(strcmp(text_at(document, "backends.1.status"), "NBL_OK") == 0, "sim: %s",
+              text_at(document, "backends.1.reason"));
+    cr_assert(strstr(text_at(document, "backends.1.path"), "libnibble-backend-sim.so.1") != NULL, "path of sim");
+    cr_assert(strcmp(text_at(document, "chosen.name"), "sim") == 0, "chosen: %s", text_at(document, "chosen.name"));
+    assert_keys(json_object_get(json_object_get(document, "chosen"), "caps"),
+                "device_name isa formats k_dim_max v_dim_max page_tokens_max kv_tokens_max memory_bytes threads stream "
+                "deterministic graph_capture");
+    json_decref(document);
+}
+
+Test(tool, info_without_a_usable_backend)
+{
+    static const char *const variables[] = {"NIBBLE_BACKEND=nope", NULL};
+    json_t *document = tool_json(tool_run(variables, (const char *const[]){"info", "--json", NULL}));
+    cr_assert(json_is_null(json_object_get(document, "chosen")), "something was chosen");
+    cr_assert(strstr(text_at(document, "chosen_reason"), "nope") != NULL, "%s", text_at(document, "chosen_reason"));
+    cr_assert(json_array_size(json_object_get(document, "backends")) == 3, "cuda, sim and nope are to be listed");
+    json_decref(document);
+    tool_result asked = TOOL("info", "--backend", "nope");
+    cr_assert(asked.exit_code == 3, "exit %d", asked.exit_code);
+    cr_assert(strncmp(asked.err, "nibble: --backend: ", 19) == 0, "%s", asked.err);
+    tool_free(&asked);
+    assert_refused(TOOL("attend", "--generate", "gaussian", "--backend", "nope"), 3, "nibble: --backend: ");
+    assert_refused(tool_run(variables, (const char *const[]){"attend", "--generate", "gaussian", NULL}), 3, "nibble: ");
+}
+
+Test(tool, options_go_before_the_environment)
+{
+    static const char *const variables[] = {"NIBBLE_BACKEND=nope", "NIBBLE_SIM_THREADS=2", "NIBBLE_SIM_ISA=avx2", NULL};
+    json_t *document = tool_json(tool_run(variables, (const char *const[]){"info", "--json", "--backend", "sim",
+                                                                           "--threads", "1", "--isa", "scalar", NULL}));
+    cr_assert(strcmp(text_at(document, "chosen.name"), "sim") == 0, "backend");
+    cr_assert(number_at(document, "chosen.caps.threads") == 1.0, "threads");
+    cr_assert(strcmp(text_at(document, "chosen.caps.isa"), "scalar") == 0, "isa");
+    json_decref(document);
+}
+
+Test(tool, doctor_finds_a_working_sim)
+{
+    json_t *list = tool_json(TOOL("doctor", "--json"));
+    size_t index;
+    json_t *item;
+    int sim = 0, result = 0;
+    json_array_foreach (list, index, item) {
+        assert_keys(item, "status topic text fix");
+        const char *status = text_at(item, "status"), *topic = text_at(item, "topic");
+        cr_assert(strcmp(status, "ok") == 0 || strcmp(status, "warn") == 0, "%s: %s", topic, text_at(item, "text"));
+        cr_assert(strcmp(status, "ok") == 0 || text_at(item, "fix")[0] != '\0', "%s: a warning without a fix", topic);
+        sim += strcmp(topic, "sim") == 0 && strcmp(status, "ok") == 0;
+        result += strcmp(topic, "sim result") == 0 && strcmp(status, "ok") == 0;
+    }
+    cr_assert(sim == 1 && result == 1, "sim was not tried");
+    json_decref(list);
+}
+
+Test(tool, doctor_judges_variables)
+{
+    static const struct {
+        const char *variable;
+        int exit_code;
+        const char *line; /* part of the output */
+    } cases[] = {
+        {"NIBBLE_LOG=loud", 1, "fail  environment: NIBBLE_LOG is \"loud\""},
+        {"NIBBLE_SIM_THREADS=0", 1, "fail  environment: NIBBLE_SIM_THREADS is \"0\""},
+        {"NIBBLE_BACKEND=", 1, "fail  environment: "},
+        {"NIBBLE_BACKEND=nope", 1, "fail  environment: "},
+        {"NIBBLE_BAKEND=sim", 0, "warn  environment: NIBBLE_BAKEND is not a variable of nibble -> "},
+        {"NIBBLE_BACKEND=sim", 0, "ok    environment: NIBBLE_BACKEND=sim"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const char *const variables[] = {cases[i].variable, NULL};
+        tool_result result = tool_run(variables, (const char *const[]){"doctor", NULL});
+        cr_assert(result.exit_code == cases[i].exit_code, "%s: exit %d: %s%s", cases[i].variable, result.exit_code,
+                  result.out, result.err);
+        cr_assert(strstr(result.out, cases[i].line) != NULL, "%s: %s", cases[i].variable, result.out);
+        tool_free(&result);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ plan */
+
+Test(tool, plan_adds_up)
+{
+    json_t *document = tool_json(TOOL("plan", "--json", "--layers", "3", "--hkv", "2", "--hq", "2", "--d", "64", "--kv",
+                                      "1000", "--batch", "5"));
+    assert_keys(document, "shape bf16_bytes rows");
+    assert_keys(json_object_get(document, "shape"), "layers hq hkv d dv kv batch page");
+    cr_assert(number_at(document, "bf16_bytes") == 2.0 * 3 * 5 * 1000 * 2 * 128, "bf16_bytes");
+    size_t index;
+    json_t *row;
+    json_array_foreach (json_object_get(document, "rows"), index, row) {
+        assert_keys(row, "recipe code_bytes scale_bytes center_bytes metadata_bytes workspace_bytes total_bytes "
+                         "bits_per_element of_bf16");
+        double sum = number_at(row, "code_bytes") + number_at(row, "scale_bytes") + number_at(row, "center_bytes") +
+                     number_at(row, "metadata_bytes") + number_at(row, "workspace_bytes");
+        cr_assert(number_at(row, "total_bytes") == sum, "%s: parts sum to %.0f", text_at(row, "recipe"), sum);
+    }
+    cr_assert(index == 5, "%zu recipes", index);
+    json_decref(document);
+}
+
+Test(tool, plan_equals_what_attend_allocates)
+{
+    static const char *const recipes[] = {"qk4v8", "mxkv4", "kv4", "k4v8", "kv8", "kv4,center=0,sinks=0"};
+    for (size_t i = 0; i < sizeof recipes / sizeof recipes[0]; i++) {
+        json_t *plan = tool_json(TOOL("plan", "--json", "--layers", "1", SHAPE_PLAN, "--recipe", recipes[i]));
+        json_t *real = tool_json(
+            TOOL("attend", "--json", "--generate", "gaussian", "--nq", "1", SHAPE_PLAN, "--recipe", recipes[i]));
+        cr_assert(number_at(plan, "rows.0.total_bytes") == number_at(real, "memory.total_bytes"), "%s: %.0f and %.0f",
+                  recipes[i], number_at(plan, "rows.0.total_bytes"), number_at(real, "memory.total_bytes"));
+        cr_assert(number_at(plan, "bf16_bytes") == number_at(real, "memory.bf16_bytes"), "%s: bf16", recipes[i]);
+        json_decref(plan);
+        json_decref(real);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ attend */
+
+Test(tool, attend_reports_accuracy_memory_and_time)
+{
+    static const struct {
+        const char *recipe;
+        double rel_l2_max; /* twice what this seed gives */
+        double bits_max;
+    } cases[] = {
+        {"kv8", 0.04, 9.0}, {"k4v8", 0.2, 7.5}, {"kv4", 0.25, 6.0}, {"mxkv4", 0.35, 6.0}, {"qk4v8", 0.35, 7.5}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        json_t *document =
+            tool_json(TOOL("attend", "--json", "--generate", "gaussian", "--kv", "1024", "--recipe", cases[i].recipe));
+        assert_keys(document, "backend recipe source layer shape accuracy memory time decode");
+        assert_keys(json_object_get(document, "shape"), "nq hq hkv d dv kv window");
+        assert_keys(json_object_get(document, "accuracy"), ACCURACY_KEYS);
+        assert_keys(json_object_get(document, "memory"), "used_bytes total_bytes bf16_bytes bits_per_element");
+        assert_keys(json_object_get(document, "time"), "append_ms attend_ms");
+        cr_assert(json_is_null(json_object_get(document, "decode")), "nothing was decoded");
+        double rel_l2 = number_at(document, "accuracy.rel_l2"), bits = number_at(document, "memory.bits_per_element");
+        cr_assert(rel_l2 > 0.0 && rel_l2 < cases[i].rel_l2_max, "%s: rel_l2 %g", cases[i].recipe, rel_l2);
+        cr_assert(bits > 4.0 && bits < cases[i].bits_max, "%s: %g bits", cases[i].recipe, bits);
+        cr_assert(fabs(number_at(document, "accuracy.gain") - 1.0) < 0.1, "%s: gain", cases[i].recipe);
+        json_decref(document);
+    }
+}
+
+/* Runs attend with extra arguments on the small problem and returns the bytes of --out. */
+static uint8_t *attend_out(const char *const *extra, size_t *out_size)
+{
+    const char *arguments[48] = {"attend", "--generate", "gaussian", SHAPE_SMALL, "--out", scratch("o.npy")};
+    size_t count = 15;
+    for (size_t i = 0; extra[i]; i++)
+        arguments[count++] = extra[i];
+    arguments[count] = NULL;
+    tool_result result = tool_run((const char *const[]){"NIBBLE_BACKEND=sim", NULL}, arguments);
+    cr_assert(result.exit_code == 0, "exit %d: %s", result.exit_code, result.err);
+    tool_free(&result);
+    return read_bytes(scratch("o.npy"), out_size);
+}
+
+static int same_output(const char *const *one, const char *const *two)
+{
+    size_t one_size = 0, two_size = 0;
+    uint8_t *one_bytes = attend_out(one, &one_size), *two_bytes = attend_out(two, &two_size);
+    int same = one_size == two_size && memcmp(one_bytes, two_bytes, one_size) == 0;
+    free(one_bytes);
+    free(two_bytes);
+    return same;
+}
+
+#define EXTRA(...) ((const char *const[]){__VA_ARGS__, NULL})
+#define PLAIN ((const char *const[]){NULL})
+
+Test(tool, output_does_not_depend_on_how_the_work_is_cut)
+{
+    cr_assert(same_output(PLAIN, EXTRA("--threads", "1")), "threads change bytes");
+    cr_assert(same_output(PLAIN, EXTRA("--isa", "scalar")), "isa changes bytes");
+    cr_assert(same_output(EXTRA("--recipe", "kv8"), EXTRA("--recipe", "kv8", "--prefill-chunk", "7")),
+              "chunks change bytes");
+    cr_assert(same_output(EXTRA("--recipe", "kv8"), EXTRA("--recipe", "kv8", "--page", "5")), "pages change bytes");
+    cr_assert(same_output(PLAIN, EXTRA("--seed", "1")), "seed 1 is the default");
+}
+
+Test(tool, options_reach_the_computation)
+{
+    cr_assert(!same_output(PLAIN, EXTRA("--seed", "2")), "seed");
+    cr_assert(!same_output(PLAIN, EXTRA("--recipe", "kv8")), "recipe");
+    cr_assert(!same_output(PLAIN, EXTRA("--window", "17")), "window");
+    cr_assert(!same_output(PLAIN, EXTRA("--sm-scale", "0.5")), "sm-scale");
+    cr_assert(!same_output(PLAIN, EXTRA("--sink", "1.5")), "sink");
+    cr_assert(!same_output(EXTRA("--recipe", "kv8"), EXTRA("--recipe", "kv8", "--soft-cap", "0.5")), "soft-cap");
+    cr_assert(same_output(PLAIN, EXTRA("--window", "300")), "a window as long as the sequence hides nothing");
+    cr_assert(!same_output(PLAIN, EXTRA("--window", "299")), "a window shorter by one hides key 0 from the last row");
+}
+
+Test(tool, options_reach_reference_and_cache_alike)
+{
+    static const char *const cases[][2] = {
+        {"--window", "17"}, {"--sm-scale", "0.5"}, {"--sink", "3"}, {"--soft-cap", "2"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        json_t *document = tool_json(TOOL("attend", "--json", "--generate", "gaussian", SHAPE_SMALL, "--recipe", "kv8",
+                                          cases[i][0], cases[i][1]));
+        cr_assert(number_at(document, "accuracy.rel_l2") < 0.06, "%s: rel_l2 %g", cases[i][0],
+                  number_at(document, "accuracy.rel_l2"));
+        cr_assert(number_at(document, "accuracy.lse_err") < 0.1, "%s: lse_err %g", cases[i][0],
+                  number_at(document, "accuracy.lse_err"));
+        json_decref(document);
+    }
+}
+
+Test(tool, decode_equals_prefill)
+{
+    static const char *const recipes[] = {"qk4v8", "mxkv4", "kv4", "k4v8", "kv8"};
+    for (size_t i = 0; i < sizeof recipes / sizeof recipes[0]; i++) {
+        json_t *document =
+            tool_json(TOOL("attend", "--json", "--generate", "gaussian", SHAPE_SMALL, "--nq", "300", "--recipe",
+                           recipes[i], "--prefill-chunk", "100", "--decode", "40", "--window", "128"));
+        cr_assert(number_at(document, "decode.rows") == 40.0, "%s: rows", recipes[i]);
+        cr_assert(number_at(document, "decode.differ") == 0.0, "%s: %g rows differ", recipes[i],
+                  number_at(document, "decode.differ"));
+        json_decref(document);
+    }
+}
+
+Test(tool, a_missed_bound_fails)
+{
+    tool_result result = TOOL("attend", "--generate", "gaussian", SHAPE_SMALL, "--max-error", "0.0001");
+    cr_assert(result.exit_code == 1, "exit %d", result.exit_code);
+    cr_assert(strncmp(result.err, "nibble: --max-error: rel_l2 ", 28) == 0, "%s", result.err);
+    tool_free(&result);
+    tool_result kept = TOOL("attend", "--generate", "gaussian", SHAPE_SMALL, "--max-error", "0.5");
+    assert_run(kept, 0, "");
+    tool_result compared = TOOL("compare", "--generate", "gaussian", SHAPE_SMALL, "--max-error", "0.0001");
+    cr_assert(compared.exit_code == 1, "exit %d", compared.exit_code);
+    tool_free(&compared);
+}
+
+/* ------------------------------------------------------------------------------------------------ files */
+
+/* A capture of two layers: 4 query rows of 2 heads, 40 keys of 1 head, dimension 16, in one dtype. */
+static void write_capture(const char *path, const char *dtype, const char *metadata)
+{
+    enum { Q = 4 * 2 * 16, K = 40 * 16 };
+    char header[2048];
+    static uint8_t data[4 * (2 * (Q + 2 * K))];
+    size_t width = strcmp(dtype, "F32") == 0 ? 4 : 2, at = 0;
+    int length = snprintf(header, sizeof header, "{\"__metadata__\":{%s}", metadata);
+    for (unsigned layer = 3; layer <= 7; layer += 4) {
+        for (int part = 0; part < 3; part++) {
+            size_t count = part == 0 ? Q : K;
+            length +=
+                snprintf(header + length, sizeof header - (size_t)length,
+                         ",\"layers.%u.%c\":{\"dtype\":\"%s\",\"shape\":[%d,%d,16],\"data_offsets\":[%zu,%zu]}", layer,
+                         "qkv"[part], dtype, part == 0 ? 4 : 40, part == 0 ? 2 : 1, at, at + count * width);
+            for (size_t i = 0; i < count; i++, at += width) {
+                float value = sample(layer * 3 + (unsigned)part, i);
+                uint32_t bits;
+                memcpy(&bits, &value, sizeof bits);
+                uint16_t bf16 = (uint16_t)(bits >> 16);
+                uint32_t exponent = (bits >> 23 & 0xffu);
+                uint16_t half = (uint16_t)(value == 0.0f ? 0
+                                                         : (bits >> 16 & 0x8000u) | (exponent - 112u) << 10 |
+                                                               (bits >> 13 & 0x3ffu));
+                memcpy(data + at,
+                       width == 4        ? (const void *)&value
+                       : dtype[0] == 'B' ? (const void *)&bf16
+                                         : &half,
+                       width);
+            }
+        }
+    }
+    snprintf(header + length, sizeof header - (size_t)length, "}");
+    write_safetensors(path, header, data, at);
+}
+
+static uint8_t *capture_out(const char *path, const char *const *extra, size_t *out_size)
+{
+    const char *arguments[24] = {"attend", "--input", path, "--layer", "7", "--page", "16", "--out", scratch("c.npy")};
+    size_t count = 9;
+    for (size_t i = 0; extra[i]; i++)
+        arguments[count++] = extra[i];
+    arguments[count] = NULL;
+    tool_result result = tool_run((const char *const[]){"NIBBLE_BACKEND=sim", NULL}, arguments);
+    cr_assert(result.exit_code == 0, "exit %d: %s", result.exit_code, result.err);
+    tool_free(&result);
+    return read_bytes(scratch("c.npy"), out_size);
+}
+
+Test(tool, input_types_with_equal_values_give_equal_bytes)
+{
+    static const char *const types[] = {"F32", "F16", "BF16"};
+    uint8_t *outputs[3];
+    size_t sizes[3];
+    for (size_t i = 0; i < 3; i++) {
+        write_capture(scratch("t.safetensors"), types[i], "");
+        outputs[i] = capture_out(scratch("t.safetensors"), PLAIN, &sizes[i]);
+        cr_assert(sizes[i] == sizes[0] && memcmp(outputs[i], outputs[0], sizes[0]) == 0, "%s differs", types[i]);
+    }
+    for (size_t i = 0; i < 3; i++)
+        free(outputs[i]);
+}
+
+Test(tool, metadata_sets_scale_and_window_unless_overridden)
+{
+    size_t plain_size, meta_size, given_size;
+    write_capture(scratch("plain.safetensors"), "BF16", "");
+    write_capture(scratch("meta.safetensors"), "BF16",
+                  "\"sm_scale\":\"0.5\",\"layers.7.window\":\"9\",\"layers.3.window\":\"2\"");
+    uint8_t *plain = capture_out(scratch("plain.safetensors"), PLAIN, &plain_size);
+    uint8_t *meta = capture_out(scratch("meta.safetensors"), PLAIN, &meta_size);
+    cr_assert(plain_size == meta_size && memcmp(plain, meta, plain_size) != 0, "metadata has no effect");
+    uint8_t *given =
+        capture_out(scratch("plain.safetensors"), EXTRA("--sm-scale", "0.5", "--window", "9"), &given_size);
+    cr_assert(memcmp(meta, given, meta_size) == 0, "metadata and options differ");
+    free(given);
+    given = capture_out(scratch("meta.safetensors"), EXTRA("--sm-scale", "0.25", "--window", "0"), &given_size);
+    cr_assert(memcmp(plain, given, plain_size) == 0, "options do not override metadata");
+    free(plain);
+    free(meta);
+    free(given);
+}
+
+Test(tool, layers_must_be_named_and_exist)
+{
+    write_capture(scratch("two.safetensors"), "F32", "");
+    assert_run(TOOL("attend", "--input", scratch("two.safetensors")), 2,
+               "nibble: --layer: missing; the file holds layers 3, 7\n");
+    assert_run(TOOL("attend", "--input", scratch("two.safetensors"), "--layer", "4"), 2,
+               "nibble: --layer: no layer 4; the file holds layers 3, 7\n");
+}
+
+Test(tool, npy_inputs_and_both_outputs_agree)
+{
+    write_npy(scratch("q.npy"), 6, 4, 24, 1);
+    write_npy(scratch("k.npy"), 50, 2, 24, 2);
+    write_npy(scratch("v.npy"), 50, 2, 40, 3);
+    for (int i = 0; i < 2; i++) {
+        json_t *document =
+            tool_json(TOOL("attend", "--json", "--recipe", "kv8", "--q", scratch("q.npy"), "--k", scratch("k.npy"),
+                           "--v", scratch("v.npy"), "--out", scratch(i ? "out.safetensors" : "out.npy")));
+        cr_assert(number_at(document, "shape.nq") == 6.0 && number_at(document, "shape.dv") == 40.0, "shape");
+        cr_assert(number_at(document, "accuracy.rel_l2") < 0.05, "rel_l2");
+        json_decref(document);
+    }
+    size_t npy_size, st_size, o_bytes = 6 * 4 * 40 * sizeof(float), lse_bytes = 6 * 4 * sizeof(float);
+    uint8_t *npy = read_bytes(scratch("out.npy"), &npy_size), *st = read_bytes(scratch("out.safetensors"), &st_size);
+    cr_assert(npy_size % 64 == o_bytes % 64 && npy_size > o_bytes, ".npy has %zu bytes", npy_size);
+    cr_assert(memcmp(npy, "\x93NUMPY\x01\x00", 8) == 0, "not a .npy");
+    cr_assert(memcmp(npy + npy_size - o_bytes, st + st_size - o_bytes - lse_bytes, o_bytes) == 0, "outputs differ");
+    cr_assert(strstr((const char *)st + 8, "\"lse\"") != NULL, "no lse in the header");
+    for (size_t i = 0; i < 24; i++) {
+        float lse;
+        memcpy(&lse, st + st_size - lse_bytes + i * sizeof lse, sizeof lse);
+        /* 45 to 50 keys and logits below 24/sqrt(24): far from 0 and from garbage */
+        cr_assert(lse > -1.0f && lse < 9.0f && lse != 0.0f, "lse %zu is %g", i, (double)lse);
+    }
+    free(npy);
+    free(st);
+}
+
+Test(tool, outputs_are_whole_or_absent)
+{
+    assert_refused(TOOL("attend", "--generate", "gaussian", SHAPE_SMALL, "--out", "/proc/nibble/o.npy"), 1,
+                   "nibble: --out: cannot create ");
+}
+
+Test(tool, hostile_files_are_refused_by_name)
+{
+    static const char *const safetensors[] = {"length-huge",       "length-over-file", "not-json",       "deep",
+                                              "duplicate-names",   "offset-past-end",  "shape-overflow", "empty",
+                                              "offset-over-int64", "invalid-utf8"};
+    static const char *const npy[] = {"empty",      "length-huge-v2", "shape-overflow",
+                                      "data-short", "data-long",      "descr-0"};
+    char path[512], start[600];
+    for (size_t i = 0; i < sizeof safetensors / sizeof safetensors[0]; i++) {
+        snprintf(path, sizeof path, "%s/safetensors/%s.safetensors", NIBBLE_CORPUS, safetensors[i]);
+        snprintf(start, sizeof start, "nibble: %s: ", path);
+        assert_refused(TOOL("attend", "--input", path), 4, start);
+        assert_refused(TOOL("compare", "--input", path), 4, start);
+    }
+    for (size_t i = 0; i < sizeof npy / sizeof npy[0]; i++) {
+        snprintf(path, sizeof path, "%s/npy/%s.npy", NIBBLE_CORPUS, npy[i]);
+        snprintf(start, sizeof start, "nibble: %s: ", path);
+        assert_refused(TOOL("attend", "--q", path, "--k", path, "--v", path), 4, start);
+    }
+    assert_refused(TOOL("attend", "--input", "/"), 4, "nibble: /: not a regular file\n");
+    assert_refused(TOOL("attend", "--input", "/nonexistent"), 4, "nibble: /nonexistent: cannot open: No such file");
+}
+
+Test(tool, files_whose_shapes_do_not_fit_are_refused)
+{
+    static const struct {
+        uint32_t q[3], k[3], v[3];
+        const char *text;
+    } cases[] = {
+        {{4, 2, 16}, {8, 1, 24}, {8, 1, 16}, "q and k differ in their head dimension"},
+        {{4, 2, 16}, {8, 1, 16}, {9, 1, 16}, "k and v differ in tokens or heads"},
+        {{4, 2, 16}, {8, 1, 16}, {8, 2, 16}, "k and v differ in tokens or heads"},
+        {{4, 3, 16}, {8, 2, 16}, {8, 2, 16}, "3 query heads are not a multiple of 2 kv heads"},
+        {{9, 2, 16}, {8, 1, 16}, {8, 1, 16}, "9 query tokens; 1 to 8 (the number of keys) are allowed"},
+        {{4, 2, 20}, {8, 1, 20}, {8, 1, 16}, "head dimension 20 of Q and K"},
+        {{4, 2, 16}, {8, 1, 16}, {8, 1, 520}, "head dimension 520 of V"},
+        {{0, 2, 16}, {8, 1, 16}, {8, 1, 16}, "0 query tokens"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        write_npy(scratch("q.npy"), cases[i].q[0], cases[i].q[1], cases[i].q[2], 1);
+        write_npy(scratch("k.npy"), cases[i].k[0], cases[i].k[1], cases[i].k[2], 2);
+        write_npy(scratch("v.npy"), cases[i].v[0], cases[i].v[1], cases[i].v[2], 3);
+        tool_result result = TOOL("attend", "--q", scratch("q.npy"), "--k", scratch("k.npy"), "--v", scratch("v.npy"));
+        cr_assert(result.exit_code == 4, "case %zu: exit %d: %s", i, result.exit_code, result.err);
+        cr_assert(strstr(result.err, cases[i].text) != NULL, "case %zu: %s", i, result.err);
+        tool_free(&result);
+    }
+}
+
+Test(tool, metadata_that_is_no_number_is_refused)
+{
+    static const char *const cases[] = {"\"sm_scale\":\"x\"", "\"sm_scale\":\"0\"", "\"sm_scale\":\"-1\"",
+                                        "\"layers.7.window\":\"-1\"", "\"layers.7.window\":\"1.5\""};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        write_capture(scratch("bad.safetensors"), "F32", cases[i]);
+        tool_result result = TOOL("attend", "--input", scratch("bad.safetensors"), "--layer", "7");
+        cr_assert(result.exit_code == 4 && strstr(result.err, "metadata") != NULL, "%s: exit %d: %s", cases[i],
+                  result.exit_code, result.err);
+        tool_free(&result);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ compare */
+
+Test(tool, compare_crosses_recipes_sources_and_lengths)
+{
+    json_t *document = tool_json(TOOL("compare", "--json", "--generate", "gaussian,sinks", SHAPE_SMALL, "--recipes",
+                                      "kv4,center=0,kv8", "--lengths", "10,300"));
+    assert_keys(document, "backend rows");
+    const json_t *rows = json_object_get(document, "rows");
+    cr_assert(json_array_size(rows) == 8, "%zu rows", json_array_size(rows));
+    size_t index;
+    json_t *row;
+    json_array_foreach (rows, index, row)
+        assert_keys(row, "recipe source layer length " ACCURACY_KEYS);
+    cr_assert(strcmp(text_at(rows, "0.recipe"), "kv4,center=0") == 0, "recipe");
+    cr_assert(strcmp(text_at(rows, "7.source"), "sinks") == 0 && number_at(rows, "7.length") == 300.0, "last row");
+    json_decref(document);
+}
+
+Test(tool, compare_agrees_with_attend)
+{
+    json_t *compared = tool_json(
+        TOOL("compare", "--json", "--generate", "student-t", SHAPE_SMALL, "--recipes", "kv4", "--lengths", "300"));
+    json_t *attended = tool_json(TOOL("attend", "--json", "--generate", "student-t", SHAPE_SMALL, "--recipe", "kv4"));
+    cr_assert(number_at(compared, "rows.0.rel_l2") == number_at(attended, "accuracy.rel_l2"), "rel_l2 differs");
+    cr_assert(number_at(compared, "rows.0.lse_err") == number_at(attended, "accuracy.lse_err"), "lse_err differs");
+    json_decref(compared);
+    json_decref(attended);
+}
+
+Test(tool, compare_writes_csv_of_a_capture)
+{
+    write_capture(scratch("csv.safetensors"), "BF16", "");
+    tool_result result = TOOL("compare", "--csv", "--input", scratch("csv.safetensors"), "--recipes", "kv4,center=0");
+    cr_assert(result.exit_code == 0, "exit %d: %s", result.exit_code, result.err);
+    cr_assert(strncmp(result.out, "recipe,source,layer,length,rel_l2,gain,cos_mean,cos_min,lse_err\n", 64) == 0, "%s",
+              result.out);
+    cr_assert(strstr(result.out, "\n\"kv4,center=0\",capture,3,40,") != NULL, "%s", result.out);
+    cr_assert(strstr(result.out, "\n\"kv4,center=0\",capture,7,40,") != NULL, "%s", result.out);
+    tool_free(&result);
+}
+
+/* ------------------------------------------------------------------------------------------------ bench */
+
+Test(tool, bench_reports_each_recipe)
+{
+    static const char *const operations[] = {"attend", "append", "gather"};
+    for (size_t i = 0; i < sizeof operations / sizeof operations[0]; i++) {
+        json_t *list =
+            tool_json(TOOL("bench", "--json", "--op", operations[i], "--batch", "3", "--hq", "4", "--hkv", "2", "--d",
+                           "64", "--kv", "200", "--nq", "2", "--page", "20", "--runs", "3", "--recipe", "kv8,qk4v8"));
+        cr_assert(json_array_size(list) == 2, "%zu rows", json_array_size(list));
+        assert_keys(json_array_get(list, 0),
+                    "backend op recipe batch hq hkv d dv kv nq page threads isa runs cache_copies "
+                    "median_ms min_ms tokens_per_s gb_per_s kv_bytes");
+        /* Pages of 20: 20*64 code bytes and 20 scale bytes padded to 32, per vector kind and head. */
+        double tokens = strcmp(operations[i], "append") == 0 ? 3 * 2 : 3 * 200;
+        double kv_bytes = floor(tokens * (2 * 2 * (20 * 64 + 32)) / 20.0);
+        cr_assert(number_at(list, "0.kv_bytes") == kv_bytes, "%s: %g bytes, wanted %g", operations[i],
+                  number_at(list, "0.kv_bytes"), kv_bytes);
+        double median_ms = number_at(list, "0.median_ms");
+        cr_assert(median_ms >= number_at(list, "0.min_ms") && number_at(list, "0.min_ms") > 0.0, "times");
+        cr_assert(fabs(number_at(list, "0.tokens_per_s") * median_ms / (1e3 * tokens) - 1.0) < 1e-6, "tokens_per_s");
+        cr_assert(fabs(number_at(list, "0.gb_per_s") * median_ms * 1e6 / kv_bytes - 1.0) < 1e-6, "gb_per_s");
+        json_decref(list);
+    }
+}
+
+Test(tool, bench_cold_goes_round_copies)
+{
+    json_t *list = tool_json(
+        TOOL("bench", "--json", "--cold", "--kv", "64", "--d", "16", "--hq", "1", "--hkv", "1", "--runs", "1"));
+    cr_assert(number_at(list, "0.cache_copies") > 1.0, "one copy");
+    json_decref(list);
+}

@@ -1,0 +1,531 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/** @file test_invariance.c  The same bits however the work is cut and whoever does it (NUM 3.8, 5; reports J1, I4, C12). */
+#include "harness.h"
+
+#include <errno.h>
+#include <fenv.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#define COUNT(list) ((uint32_t)(sizeof(list) / sizeof(list)[0]))
+#define PROBLEMS 5u
+
+/* The fixed list: every recipe's formats, with the features that go with them. */
+static problem listed(uint32_t i)
+{
+    static const uint32_t formats[PROBLEMS][3] = {{NBL_Q4, NBL_MXFP4, NBL_INT8},
+                                                  {NBL_Q8, NBL_MXFP4, NBL_MXFP4},
+                                                  {NBL_Q8, NBL_INT4P, NBL_INT4P},
+                                                  {NBL_Q8, NBL_MXFP4_16, NBL_INT4P},
+                                                  {NBL_Q8, NBL_INT8, NBL_INT8}};
+    problem p = problem_default(lab_seed(6000) + i);
+    problem_formats(&p, formats[i][1], formats[i][2]);
+    p.q_format = formats[i][0];
+    p.flags = NBL_ATTEND_CAUSAL;
+    p.shape.k_dim = i == 1 ? 72 : 64;
+    p.shape.v_dim = i == 3 ? 40 : 64;
+    p.shape.k_hadamard = i == 0 || i == 2 ? 32 : 0;
+    p.shape.v_hadamard = i == 2 ? 64 : 0;
+    p.shape.centering = i == 2 || i == 4;
+    p.soft_cap = i == 3 ? 30.0f : 0.0f;
+    p.sinks = i == 1 || i == 2;
+    p.k_data = i == 4 ? DATA_SCALED : DATA_NORMAL;
+    p.v_data = i == 2 ? DATA_SCALED : DATA_NORMAL;
+    p.out_dtype = NBL_BF16;
+    p.kv_len[0] = i == 0 ? 1100 : 300;
+    p.q_len[0] = 7;
+    return p;
+}
+
+/* Appends and attends on the backend alone; the results are on the host's side. False if not supported. */
+static bool run_backend(trial *t, lab *l, const problem *p)
+{
+    trial_init(t, l, p);
+    trial_append_part(t, 0, t->tokens);
+    return trial_attend_backend(t);
+}
+
+/* ------------------------------------------------------------------------------------------------ batches */
+
+/* Sequence 0 of the reference is sequence `at` of a batch of others. */
+static void run_in_batch(lab *l, const problem *alone, const trial *reference, uint32_t batch, uint32_t at)
+{
+    problem p = *alone;
+    trial t;
+    p.batch = batch;
+    for (uint32_t b = 0; b < batch; ++b) {
+        p.sequence_id[b] = b == at ? 0 : 100 + b;
+        p.kv_len[b] = b == at ? alone->kv_len[0] : (b * 53u) % 150u;
+        p.q_len[b] = b == at ? alone->q_len[0] : b % 3u;
+    }
+    trial_init(&t, l, &p);
+    trial_fill(&t);
+    if (trial_attend_backend(&t)) {
+        for (uint32_t row = 0; row < alone->q_len[0]; ++row)
+            trial_compare_rows(reference, row, &t, trial_first_row(&t, at) + row, "in a batch");
+    }
+    trial_free(&t);
+}
+
+static void run_batches(uint32_t q_len)
+{
+    static const uint32_t batches[] = {1, 2, 32, 33};
+    lab l;
+    lab_open(&l);
+    for (uint32_t i = 0; i < PROBLEMS; ++i) {
+        problem p = listed(i);
+        trial reference;
+        p.q_len[0] = q_len;
+        trial_init(&reference, &l, &p);
+        trial_fill(&reference);
+        for (uint32_t n = 0; trial_attend(&reference) && n < COUNT(batches); ++n) {
+            run_in_batch(&l, &p, &reference, batches[n], 0);
+            run_in_batch(&l, &p, &reference, batches[n], batches[n] - 1u);
+        }
+        trial_free(&reference);
+    }
+    lab_finish(&l);
+}
+
+Test(invariance, J1_decode_row_alone_and_in_batches_of_2_32_33) { run_batches(1); }
+Test(invariance, J1_prefill_rows_alone_and_in_batches_of_2_32_33) { run_batches(7); }
+
+Test(invariance, J1_window_path_keeps_its_bits_in_a_batch)
+{
+    lab l;
+    lab_open(&l);
+    for (uint32_t i = 0; i < PROBLEMS; ++i) {
+        problem p = listed(i);
+        trial reference;
+        p.flags |= NBL_ATTEND_WINDOW_LEFT;
+        p.window_left = 100;
+        trial_init(&reference, &l, &p);
+        trial_fill(&reference);
+        if (trial_attend(&reference))
+            run_in_batch(&l, &p, &reference, 17, 9);
+        trial_free(&reference);
+    }
+    lab_finish(&l);
+}
+
+/* ------------------------------------------------------------------------------------------------ pages */
+
+Test(invariance, page_size_and_order)
+{
+    static const uint32_t pages[] = {1, 7, 16, 32, 33, 100, 128, 512, 1024};
+    lab l;
+    lab_open(&l);
+    for (uint32_t i = 0; i < PROBLEMS; ++i) {
+        problem p = listed(i);
+        trial reference;
+        bool can = run_backend(&reference, &l, &p);
+        for (uint32_t n = 0; can && n < 3u * COUNT(pages); ++n) {
+            trial t;
+            p.shape.page_tokens = pages[n / 3u];
+            p.page_order = n % 3u;
+            p.pool_layout = n % POOL_LAYOUTS;
+            if (run_backend(&t, &l, &p)) {
+                for (uint32_t row = 0; row < p.q_len[0]; ++row)
+                    trial_compare_rows(&reference, row, &t, row, "other pages");
+            }
+            trial_free(&t);
+        }
+        trial_free(&reference);
+    }
+    lab_finish(&l);
+}
+
+Test(invariance, strides_and_layers)
+{
+    lab l;
+    lab_open(&l);
+    for (uint32_t i = 0; i < PROBLEMS; ++i) {
+        problem p = listed(i);
+        trial reference;
+        bool can = run_backend(&reference, &l, &p);
+        for (uint32_t n = 0; can && n < STRIDE_KINDS; ++n) {
+            trial t;
+            p.in_stride = n;
+            p.out_stride = (n + 2u) % STRIDE_KINDS;
+            p.shape.layers = 2;
+            p.layer = n % 2u;
+            if (run_backend(&t, &l, &p)) {
+                for (uint32_t row = 0; row < p.q_len[0]; ++row)
+                    trial_compare_rows(&reference, row, &t, row, "other strides");
+            }
+            trial_free(&t);
+        }
+        trial_free(&reference);
+    }
+    lab_finish(&l);
+}
+
+/* ------------------------------------------------------------------------------------------------ cuts of the queries */
+
+/* The rows of the reference, the last `rows` tokens of the sequence, `piece` at a time with the tokens before them. */
+static void run_pieces(lab *l, const problem *whole, const trial *reference, uint32_t piece)
+{
+    uint32_t rows = whole->q_len[0];
+    for (uint32_t row = 0; row < rows; row += piece) {
+        problem p = *whole;
+        trial t;
+        p.q_len[0] = piece < rows - row ? piece : rows - row;
+        p.kv_len[0] = whole->kv_len[0] - rows + row + p.q_len[0];
+        if (run_backend(&t, l, &p)) {
+            for (uint32_t n = 0; n < p.q_len[0]; ++n)
+                trial_compare_rows(reference, row + n, &t, n, "in pieces");
+        }
+        trial_free(&t);
+    }
+}
+
+Test(invariance, prefill_chunked_prefill_and_decode)
+{
+    static const uint32_t pieces[] = {1, 4, 17};
+    lab l;
+    lab_open(&l);
+    for (uint32_t i = 0; i < PROBLEMS; ++i) {
+        problem p = listed(i);
+        trial reference;
+        p.kv_len[0] = 40;
+        p.q_len[0] = 40;
+        bool can = run_backend(&reference, &l, &p);
+        for (uint32_t n = 0; can && n < COUNT(pieces); ++n)
+            run_pieces(&l, &p, &reference, pieces[n]);
+        trial_free(&reference);
+    }
+    lab_finish(&l);
+}
+
+Test(invariance, decode_across_a_chunk_border)
+{
+    lab l;
+    lab_open(&l);
+    for (uint32_t i = 0; i < PROBLEMS; ++i) {
+        problem p = listed(i);
+        trial reference;
+        p.kv_len[0] = 1027;
+        p.q_len[0] = 6;
+        p.shape.kv_heads = 1;
+        if (run_backend(&reference, &l, &p))
+            run_pieces(&l, &p, &reference, 1);
+        trial_free(&reference);
+    }
+    lab_finish(&l);
+}
+
+/* ------------------------------------------------------------------------------------------------ threads and ISA */
+
+/* One way to run the problem: pages, pieces of the queries, other sequences in the batch. */
+static uint32_t run_ways(lab *l, const problem *base, const trial *oracle)
+{
+    static const uint32_t pages[] = {1, 16, 33, 128, 512}, pieces[] = {1, 7};
+    uint32_t runs = 0;
+    for (uint32_t i = 0; i < COUNT(pages); ++i) {
+        problem p = *base;
+        p.shape.page_tokens = pages[i];
+        for (uint32_t n = 0; n < COUNT(pieces); ++n)
+            run_pieces(l, &p, oracle, pieces[n]);
+        run_in_batch(l, &p, oracle, 3, i % 3u);
+        runs += COUNT(pieces) + 1u;
+    }
+    return runs;
+}
+
+static uint32_t run_devices(const problem *p, const trial *oracle, char *left_out, size_t size)
+{
+    static const char *const isas[] = {"scalar", "avx2", "avx512"};
+    static const uint32_t threads[] = {1, 2, 3, 8};
+    uint32_t runs = 0;
+    for (uint32_t i = 0; i < COUNT(isas) * COUNT(threads); ++i) {
+        lab l;
+        if (!lab_open_with(&l, isas[i / COUNT(threads)], threads[i % COUNT(threads)])) {
+            snprintf(left_out, size, "%s", l.reason);
+            continue;
+        }
+        runs += run_ways(&l, p, oracle);
+        lab_close(&l);
+    }
+    return runs;
+}
+
+Test(invariance, isa_threads_pages_chunks_batches)
+{
+    char left_out[480] = "";
+    uint32_t runs = 0;
+    for (uint32_t i = 0; i < PROBLEMS; ++i) {
+        lab l;
+        trial reference;
+        problem p = listed(i);
+        lab_open(&l);
+        p.kv_len[0] = i == 0 ? 1030 : 150;
+        trial_init(&reference, &l, &p);
+        trial_fill(&reference);
+        if (trial_attend(&reference)) /* the oracle's bytes are the reference */
+            runs += run_devices(&p, &reference, left_out, sizeof left_out);
+        trial_free(&reference);
+        lab_close(&l);
+    }
+    if (left_out[0] != '\0')
+        cr_log_info("left out: %s", left_out);
+    if (runs == 0)
+        cr_skip_test("no device with a choice of instruction set and threads: %s", left_out);
+}
+
+Test(invariance, threads_of_a_large_batch)
+{
+    static const uint32_t threads[] = {1, 2, 3, 8};
+    uint32_t runs = 0;
+    lab l;
+    for (uint32_t i = 0; i < COUNT(threads); ++i) {
+        if (!lab_open_with(&l, NULL, threads[i]))
+            continue;
+        problem p = listed(2);
+        p.batch = 20;
+        for (uint32_t b = 0; b < p.batch; ++b) {
+            p.kv_len[b] = 1u + b * 13u;
+            p.q_len[b] = b % 4u;
+        }
+        trial_run(&l, &p);
+        p = listed(0);
+        p.kv_len[0] = 3000;
+        p.q_len[0] = 1;
+        trial_run(&l, &p);
+        lab_close(&l);
+        ++runs;
+    }
+    if (runs == 0)
+        cr_skip_test("%s", l.reason);
+}
+
+/* ------------------------------------------------------------------------------------------------ the host's state */
+
+/* A problem whose bits depend on subnormals being kept and on rounding to nearest. */
+static problem delicate(uint32_t i)
+{
+    problem p = listed(i);
+    p.k_data = i % 2u == 0 ? DATA_BITS : DATA_HEAVY;
+    p.v_data = DATA_TINY;
+    p.soft_cap = 0.0f;
+    p.want_state = true;
+    return p;
+}
+
+static void run_append_and_attend(lab *l, const problem *p)
+{
+    trial t;
+    trial_init(&t, l, p);
+    if (trial_append(&t))
+        trial_attend(&t);
+    trial_free(&t);
+}
+
+/* Backend only, between two changes of the floating-point state; then the oracle in the normal state. */
+static void run_in_state(lab *l, const problem *p, void (*enter)(void), void (*leave)(void))
+{
+    trial t;
+    nbl_error err = NBL_INIT(nbl_error);
+    trial_init(&t, l, p);
+    nbl_append_args device = trial_append_args(&t, DEVICE), host = trial_append_args(&t, HOST);
+    nbl_attend_args device_attend = trial_attend_args(&t, DEVICE), host_attend = trial_attend_args(&t, HOST);
+    enter();
+    nbl_status append = trial_call_append(&t, &device, &err);
+    nbl_status attend = trial_call_attend(&t, &device_attend, &err);
+    leave();
+    if (append == NBL_E_UNSUPPORTED || attend == NBL_E_UNSUPPORTED) {
+        ++l->unsupported;
+        memcpy(l->reason, err.message, sizeof l->reason);
+    } else {
+        ++l->run;
+        lab_expect(append, NBL_OK, "append", &err);
+        lab_expect(attend, NBL_OK, "attend", &err);
+        oracle_append(&host);
+        oracle_attend(&host_attend);
+        trial_compare_pools(&t);
+        trial_compare_outputs(&t);
+    }
+    trial_free(&t);
+}
+
+#if defined(__x86_64__)
+#define FTZ_AND_DAZ 0x8040u
+static unsigned int saved_mode;
+
+static void flush_subnormals(void)
+{
+    saved_mode = _mm_getcsr();
+    _mm_setcsr(saved_mode | FTZ_AND_DAZ);
+}
+
+static void keep_subnormals(void)
+{
+    unsigned int mode = _mm_getcsr();
+    _mm_setcsr(saved_mode);
+    cr_assert((mode & FTZ_AND_DAZ) == FTZ_AND_DAZ, "the host's flush-to-zero mode was changed to 0x%x", mode);
+}
+#endif
+
+Test(invariance, C12_host_flushes_subnormals)
+{
+#if defined(__x86_64__)
+    lab l;
+    lab_open(&l);
+    for (uint32_t i = 0; i < PROBLEMS; ++i) {
+        problem p = delicate(i);
+        run_in_state(&l, &p, flush_subnormals, keep_subnormals);
+    }
+    lab_finish(&l);
+#else
+    cr_skip_test("flush-to-zero is set here for x86-64 only");
+#endif
+}
+
+static const int rounding_modes[] = {FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
+static int rounding_mode;
+
+static void round_otherwise(void)
+{
+    cr_assert(fesetround(rounding_mode) == 0, "the rounding mode %d cannot be set", rounding_mode);
+}
+
+static void round_to_nearest(void)
+{
+    int mode = fegetround();
+    fesetround(FE_TONEAREST);
+    cr_assert(mode == rounding_mode, "the host's rounding mode %d was changed to %d", rounding_mode, mode);
+}
+
+Test(invariance, host_rounds_in_another_direction)
+{
+    lab l;
+    lab_open(&l);
+    for (uint32_t i = 0; i < PROBLEMS * COUNT(rounding_modes); ++i) {
+        problem p = delicate(i % PROBLEMS);
+        rounding_mode = rounding_modes[i / PROBLEMS];
+        run_in_state(&l, &p, round_otherwise, round_to_nearest);
+    }
+    lab_finish(&l);
+}
+
+static void set_errno(void)
+{
+    errno = 4242;
+}
+
+static void check_errno(void)
+{
+    cr_assert(errno == 4242, "errno was changed to %d", errno);
+}
+
+Test(invariance, host_errno_is_kept)
+{
+    lab l;
+    lab_open(&l);
+    problem p = listed(0);
+    run_in_state(&l, &p, set_errno, check_errno);
+    lab_finish(&l);
+}
+
+/* ------------------------------------------------------------------------------------------------ parallel hosts */
+
+typedef struct worker {
+    problem p;
+    trial t;
+    lab l;
+    nbl_status status;
+} worker;
+
+/* Two calls on a device of its own; assertions wait for the main thread. */
+static void work(worker *w)
+{
+    nbl_append_args append = trial_append_args(&w->t, DEVICE);
+    nbl_attend_args attend = trial_attend_args(&w->t, DEVICE);
+    for (uint32_t i = 0; i < 20 && w->status == NBL_OK; ++i) {
+        memset(w->t.stats.device, 0, w->t.stats.bytes);
+        w->status = trial_call_append(&w->t, &append, NULL);
+        if (w->status == NBL_OK)
+            w->status = trial_call_attend(&w->t, &attend, NULL);
+    }
+}
+
+static void *work_in_thread(void *argument)
+{
+    work(argument);
+    return NULL;
+}
+
+/* False if a device of the host's own memory is needed and this is none. */
+static bool workers_init(worker *w, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; ++i) {
+        memset(&w[i], 0, sizeof w[i]);
+        lab_open(&w[i].l);
+        w[i].p = listed(i % PROBLEMS);
+        w[i].p.kv_len[0] = 600;
+        trial_init(&w[i].t, &w[i].l, &w[i].p);
+    }
+    return w[0].l.stream.kind == NBL_STREAM_HOST;
+}
+
+static void workers_finish(worker *w, uint32_t count, bool ran)
+{
+    for (uint32_t i = 0; i < count; ++i) {
+        nbl_append_args append = trial_append_args(&w[i].t, HOST);
+        nbl_attend_args attend = trial_attend_args(&w[i].t, HOST);
+        lab_expect(w[i].status, NBL_OK, "work beside other threads", NULL);
+        if (ran) {
+            oracle_append(&append);
+            oracle_attend(&attend);
+            trial_compare_pools(&w[i].t);
+            trial_compare_outputs(&w[i].t);
+        }
+        trial_free(&w[i].t);
+        lab_close(&w[i].l);
+    }
+    if (!ran)
+        cr_skip_test("the device's memory cannot be cleared by the host between calls");
+}
+
+Test(invariance, I4_devices_in_parallel_threads)
+{
+    static worker w[3];
+    pthread_t threads[COUNT(w)];
+    bool can = workers_init(w, COUNT(w));
+    for (uint32_t i = 0; can && i < COUNT(w); ++i)
+        cr_assert(pthread_create(&threads[i], NULL, work_in_thread, &w[i]) == 0, "thread %u cannot be started", i);
+    for (uint32_t i = 0; can && i < COUNT(w); ++i)
+        pthread_join(threads[i], NULL);
+    workers_finish(w, COUNT(w), can);
+}
+
+Test(invariance, inside_the_hosts_own_parallel_region)
+{
+#ifdef _OPENMP
+    static worker w[3];
+    bool can = workers_init(w, COUNT(w));
+#pragma omp parallel for num_threads(3) schedule(static)
+    for (uint32_t i = 0; i < COUNT(w); ++i) {
+        if (can)
+            work(&w[i]);
+    }
+    workers_finish(w, COUNT(w), can);
+#else
+    cr_skip_test("built without OpenMP");
+#endif
+}
+
+Test(invariance, repeated_calls)
+{
+    lab l;
+    lab_open(&l);
+    for (uint32_t i = 0; i < PROBLEMS; ++i) {
+        problem p = listed(i);
+        for (uint32_t n = 0; n < 3; ++n)
+            run_append_and_attend(&l, &p);
+    }
+    lab_finish(&l);
+}
