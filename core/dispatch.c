@@ -131,9 +131,7 @@ nbl_status nbl_api_append(nbl_device *device, const nbl_append_args *args, nbl_e
     NBL_TRY(nbl_append_in(&call, args, err));
     NBL_TRY(workspace_check(device, nbl_append_desc(&call), &call.pool, call.args.workspace, call.args.workspace_bytes,
                             err));
-    /* Without tokens there is still a centre to set: that of no tokens (NUM 4.2). */
-    const bool centers_set = call.pool.shape.centering != 0 && call.args.center_mode == NBL_CENTER_COMPUTE;
-    if (call.tokens == 0 && !(centers_set && call.args.batch > 0))
+    if (call.tokens == 0)
         return NBL_OK;
     return device->backend->append(device->inner, &call.args, err);
 }

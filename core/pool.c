@@ -34,7 +34,7 @@ nbl_status nbl_shape_check(const nbl_kv_shape *shape, const char *prefix, nbl_er
     NBL_TRY(nbl_hadamard_check(prefix, "v_hadamard", shape->v_hadamard, shape->v_dim, err));
     NBL_TRY(nbl_value_check(prefix, "k_scale_rule", shape->k_scale_rule, NBL_RULE_DEFAULT, NBL_RULE_MSE, err));
     NBL_TRY(nbl_value_check(prefix, "v_scale_rule", shape->v_scale_rule, NBL_RULE_DEFAULT, NBL_RULE_MSE, err));
-    return nbl_value_check(prefix, "centering", shape->centering, 0, 1, err);
+    return nbl_value_check(prefix, "centering", shape->centering, 0, NBL_CENTERING_ALL, err);
 }
 
 nbl_status nbl_shape_in(nbl_kv_shape *out, const nbl_kv_shape *shape, const char *prefix, nbl_error *err)

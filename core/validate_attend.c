@@ -67,9 +67,9 @@ static nbl_status scalars_check(const nbl_attend_call *call, nbl_error *err)
     NBL_TRY(nbl_value_check("", "kv_len_max", a->kv_len_max, 0, NBL_KV_TOKENS_MAX, err));
     NBL_TRY(float_check("sm_scale", a->sm_scale, SM_SCALE_MIN, SM_SCALE_MAX, err));
     NBL_TRY(float_check("soft_cap", a->soft_cap, SOFT_CAP_MIN, SOFT_CAP_MAX, err));
-    if (a->soft_cap != 0.0f && call->pool.shape.centering != 0)
+    if (a->soft_cap != 0.0f && (call->pool.shape.centering & NBL_CENTERING_MEAN) != 0)
         return NBL_REFUSE(err, NBL_E_INVALID,
-                          "soft_cap is %g with pool.shape.centering 1 (allowed: 0; the centre would not cancel)",
+                          "soft_cap is %g with NBL_CENTERING_MEAN (allowed: 0; the centre would not cancel)",
                           (double)a->soft_cap);
     NBL_TRY(window_check("window_left", a->window_left, a->flags, NBL_ATTEND_WINDOW_LEFT, err));
     NBL_TRY(window_check("window_right", a->window_right, a->flags, NBL_ATTEND_WINDOW_RIGHT, err));

@@ -32,9 +32,9 @@ static nbl_status features_check(const nbl_op_desc *d, nbl_error *err)
         return NBL_REFUSE(err, NBL_E_INVALID,
                           "features is %#x: tree mask with window or ALiBi (slots of a tree are not positions)",
                           d->features);
-    if ((d->features & NBL_FEATURE_SOFT_CAP) != 0 && d->shape->centering != 0)
+    if ((d->features & NBL_FEATURE_SOFT_CAP) != 0 && (d->shape->centering & NBL_CENTERING_MEAN) != 0)
         return NBL_REFUSE(err, NBL_E_INVALID,
-                          "features is %#x: soft cap with shape.centering 1 (the centre would not cancel)",
+                          "features is %#x: soft cap with NBL_CENTERING_MEAN (the centre would not cancel)",
                           d->features);
     return NBL_OK;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file centers.h
- * @brief The K centre of a sequence and head (NUM 4.2, F7).
+ * @brief The K centre and channel shifts of a sequence and head (NUM 4.2, 4.5, F7).
  */
 #ifndef SIM_CENTERS_H
 #define SIM_CENTERS_H
@@ -12,6 +12,7 @@
 typedef struct sim_center {
     int8_t *codes;
     uint8_t *exponent;
+    uint8_t *shifts; /**< NULL without channel shifts */
 } sim_center;
 
 static inline sim_center sim_center_at(const nbl_centers *centers, const nbl_kv_shape *shape, uint32_t sequence,
@@ -19,7 +20,10 @@ static inline sim_center sim_center_at(const nbl_centers *centers, const nbl_kv_
 {
     uint64_t row = centers->rows != NULL ? (uint64_t)centers->rows[sequence] : sequence;
     uint64_t index = row * shape->kv_heads + head;
-    sim_center center = {centers->codes + index * shape->k_dim, centers->exponents + index};
+    sim_center center = {centers->codes + index * shape->k_dim, centers->exponents + index, NULL};
+    if (shape->centering & NBL_CENTERING_SHIFT) {
+        center.shifts = centers->shifts + index * shape->k_dim;
+    }
     return center;
 }
 

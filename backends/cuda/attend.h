@@ -17,6 +17,7 @@
 
 #include "device_tensor.h"
 #include "layout.h"
+#include "select.h"
 #include "status.h"
 
 #include <cuda_runtime_api.h>
@@ -156,22 +157,6 @@ typedef struct attend_params {
     uint32_t layer;
     uint32_t reserved;
 } attend_params;
-
-/** Bounds that a workspace is sized for. */
-typedef struct attend_bounds {
-    uint32_t batch;
-    uint64_t q_tokens;
-    uint32_t q_heads;
-    uint32_t kv_heads;
-    uint32_t k_dim;
-    uint32_t v_dim;
-    uint32_t page_tokens;
-    uint32_t q_len_max;
-    uint32_t kv_len_max;
-    uint32_t processors;
-    uint32_t capability;
-    uint32_t split; /**< as a call with these bounds would be */
-} attend_bounds;
 
 /** Prepare: `sequences`, `queries` and `codes` (NUM 5.1); reports bad data to `status`. */
 cudaError_t nbl_cuda_attend_prepare(const attend_params *p, cudaStream_t stream);

@@ -138,6 +138,8 @@ static void centers_plan(nbl_plan *plan)
         return;
     (void)reserve(&plan->center_bytes, vectors * shape->k_dim);
     plan->center_exponents = reserve(&plan->center_bytes, vectors);
+    if ((shape->centering & NBL_CENTERING_SHIFT) != 0)
+        plan->center_shifts = reserve(&plan->center_bytes, vectors * shape->k_dim);
 }
 
 nbl_status nbl_plan_make(nbl_plan *plan, const nbl_cache_config *config, nbl_error *err)

@@ -262,6 +262,8 @@ nbl_centers nbl_cache_centers(const nbl_cache *cache, uint32_t layer, const int3
         return centers;
     centers.codes = (int8_t *)cache->centers + heads * c->shape.k_dim;
     centers.exponents = (uint8_t *)cache->centers + cache->plan.center_exponents + heads;
+    if ((c->shape.centering & NBL_CENTERING_SHIFT) != 0)
+        centers.shifts = (uint8_t *)cache->centers + cache->plan.center_shifts + heads * c->shape.k_dim;
     centers.rows = rows;
     return centers;
 }

@@ -74,7 +74,7 @@ typedef struct bench_case {
     uint32_t pages_per_sequence;
     uint32_t input_tokens; /* rows of k and v */
     uint32_t layer;        /* the next run's */
-    void *codes, *scales, *center_codes, *center_exponents, *center_rows;
+    void *codes, *scales, *center_codes, *center_exponents, *center_shifts, *center_rows;
     void *slots, *write_slots, *page_table, *kv_len, *q_indptr, *one_indptr;
     void *q, *k, *v, *o, *lse, *k_out, *v_out;
     void *append_workspace, *attend_workspace;
@@ -186,10 +186,13 @@ static int make_centers(bench_case *c, nbl_fault *fault)
     if (code == NBL_EXIT_OK)
         code = nbl_session_alloc(c->session, vectors, &c->center_exponents, fault);
     if (code == NBL_EXIT_OK)
+        code = nbl_session_alloc(c->session, vectors * c->shape.k_dim, &c->center_shifts, fault);
+    if (code == NBL_EXIT_OK)
         code = nbl_session_upload(c->session, row_ids, rows * sizeof *row_ids, &c->center_rows, fault);
     free(row_ids);
     c->centers = (nbl_centers){.codes = c->center_codes,
                                .exponents = c->center_exponents,
+                               .shifts = c->center_shifts,
                                .rows = c->center_rows,
                                .row_count = c->values->batch};
     return code;
@@ -483,6 +486,7 @@ static void release(bench_case *c)
                              c->scales,
                              c->center_codes,
                              c->center_exponents,
+                             c->center_shifts,
                              c->center_rows,
                              c->slots,
                              c->write_slots,

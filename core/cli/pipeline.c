@@ -252,6 +252,11 @@ static int open_cache(pipeline *p, const nbl_pipeline_options *options, nbl_faul
     int code = nbl_cache_config_make(api, p->problem, options->recipe, options->page_tokens, &config, &recipe, fault);
     if (code != NBL_EXIT_OK)
         return code;
+    if (p->problem->soft_cap > 0.0f && config.shape.centering & NBL_CENTERING_MEAN)
+        return nbl_fault_set(fault, NBL_EXIT_USAGE,
+                             "--soft-cap: recipe %.64s centres K, which a cap forbids (NUM 4.3); "
+                             "add center=0 to --recipe",
+                             options->recipe);
     p->q_format = recipe.q_format;
     if (api->cache_create(p->session->device, &config, &p->cache, &err) != NBL_OK)
         return nbl_fault_from_api(fault, NBL_EXIT_FAILED, "cache", &err);

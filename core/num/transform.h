@@ -8,6 +8,8 @@
 
 #include "e8m0.h"
 
+#define NBL_SHIFT_MAX 7 /**< NUM 4.5 */
+
 /** log2 of a power of two; 0 for 0, which stands for "no transform". */
 NBL_FN int32_t nbl_log2_of(uint32_t n)
 {
@@ -44,6 +46,46 @@ NBL_FN void nbl_hadamard_undo(float *x, uint32_t dim, uint32_t n)
     float inverse = nbl_pow2(-nbl_log2_of(n));
     for (uint32_t d = 0; d < dim; ++d) {
         x[d] *= inverse;
+    }
+}
+
+/** x * 2^u, element by element; exact (NUM 4.5). */
+NBL_FN void nbl_shift_up(float *x, uint32_t dim, const uint8_t *shifts)
+{
+    for (uint32_t d = 0; d < dim; ++d) {
+        x[d] *= nbl_pow2(shifts[d] & NBL_SHIFT_MAX);
+    }
+}
+
+/** fl(x * 2^-u), element by element (NUM 4.4, 4.5). */
+NBL_FN void nbl_shift_down(float *x, uint32_t dim, const uint8_t *shifts)
+{
+    for (uint32_t d = 0; d < dim; ++d) {
+        x[d] *= nbl_pow2(-(shifts[d] & NBL_SHIFT_MAX));
+    }
+}
+
+/** Smallest s with v <= 2^(2s + 1), v positive and normal (NUM 4.5). */
+NBL_FN int32_t nbl_half_exponent(float v)
+{
+    int32_t e = nbl_exponent_of(v) + ((nbl_bits_of(v) & 0x7fffffu) != 0); /* ceil(log2 v) */
+    return e >> 1;                                                        /* ceil((e - 1) / 2) */
+}
+
+/** u[d] from the mean squares v[d] (NUM 4.5). */
+NBL_FN void nbl_shifts_from(const float *v, uint32_t dim, uint8_t *shifts)
+{
+    int32_t most = -1000;
+    for (uint32_t d = 0; d < dim; ++d) {
+        if (v[d] >= 0x1p-126f && nbl_half_exponent(v[d]) > most) {
+            most = nbl_half_exponent(v[d]);
+        }
+    }
+    for (uint32_t d = 0; d < dim; ++d) {
+        shifts[d] = 0;
+        if (v[d] >= 0x1p-126f) {
+            shifts[d] = (uint8_t)nbl_clamp_i32(most - nbl_half_exponent(v[d]), 0, NBL_SHIFT_MAX);
+        }
     }
 }
 

@@ -15,16 +15,26 @@
 #define CENTER_TOKENS_MIN 32u   /* NUM 4.2 */
 #define CENTER_TOKENS_MAX 1024u
 
-/* One head's row of a token as binary32, sanitized and rotated (NUM 3.1, 4.1). */
-static void load_row(const nbl_tensor *t, uint64_t token, uint32_t head, uint32_t hadamard, float *x,
-                     nbl_quant_stats *stats)
+/* One head's row of a token as binary32, sanitized (NUM 3.1). */
+static void load_row(const nbl_tensor *t, uint64_t token, uint32_t head, float *x, nbl_quant_stats *stats)
 {
     uint32_t dim = (uint32_t)t->shape[2];
     sim_read(sim_row3(t, token, head), t->dtype, t->stride_bytes[2], dim, x);
     for (uint32_t d = 0; d < dim; ++d) {
         x[d] = nbl_sanitize(x[d], stats);
     }
-    nbl_hadamard(x, dim, hadamard);
+}
+
+/* K of a token up to its rotation (NUM 4.5, 4.1); center may be NULL. */
+static void load_k(const nbl_append_args *args, uint64_t token, uint32_t head, const sim_center *center, float *x,
+                   nbl_quant_stats *stats)
+{
+    const nbl_kv_shape *shape = args->pool->shape;
+    load_row(&args->k, token, head, x, stats);
+    if (center != NULL && center->shifts != NULL) {
+        nbl_shift_up(x, shape->k_dim, center->shifts);
+    }
+    nbl_hadamard(x, shape->k_dim, shape->k_hadamard);
 }
 
 static void store_row(const nbl_append_args *args, int64_t slot, enum nbl_kind kind, uint32_t head, const float *x,
@@ -45,44 +55,112 @@ static void append_token(const nbl_append_args *args, uint64_t token, nbl_quant_
     const nbl_kv_shape *shape = args->pool->shape;
     float x[NBL_DIM_PADDED_MAX];
     for (uint32_t head = 0; head < shape->kv_heads; ++head) {
-        load_row(&args->k, token, head, shape->k_hadamard, x, stats);
         if (shape->centering) {
             uint32_t sequence = sim_sequence_of(args->seq_indptr, args->batch, token);
             sim_center center = sim_center_at(&args->centers, shape, sequence, head);
+            load_k(args, token, head, &center, x, stats);
             nbl_center_subtract(x, shape->k_dim, center.codes, *center.exponent);
+        } else {
+            load_k(args, token, head, NULL, x, stats);
         }
         store_row(args, args->slots[token], NBL_KIND_K, head, x, stats);
-        load_row(&args->v, token, head, shape->v_hadamard, x, stats);
+        load_row(&args->v, token, head, x, stats);
+        nbl_hadamard(x, shape->v_dim, shape->v_hadamard);
         store_row(args, args->slots[token], NBL_KIND_V, head, x, stats);
     }
 }
 
-/* COMPUTE of NUM 4.2 for one sequence and head. */
-static void compute_center(const nbl_append_args *args, uint32_t sequence, uint32_t head)
+/* Rows first..first+n-1 of K for one head, and the sums over them (NUM 4.2, 4.5). */
+typedef struct k_rows {
+    const nbl_append_args *args;
+    uint32_t head;
+    uint32_t first;
+    uint32_t n;
+    float sums[NBL_DIM_PADDED_MAX][NBL_PARTIAL_SUMS];
+} k_rows;
+
+/* out[d] = fl(tree(S) * fl(1/n)) of the sums as they are. */
+static void mean_of(const k_rows *rows, uint32_t dim, float *out)
 {
-    uint32_t dim = args->pool->shape->k_dim;
-    uint32_t first = (uint32_t)args->seq_indptr[sequence];
-    uint32_t n = (uint32_t)args->seq_indptr[sequence + 1] - first;
-    float mean[NBL_DIM_PADDED_MAX] = {0};
-    if (n >= CENTER_TOKENS_MIN) {
-        n = n < CENTER_TOKENS_MAX ? n : CENTER_TOKENS_MAX;
-        float sums[NBL_DIM_PADDED_MAX][NBL_PARTIAL_SUMS] = {{0}};
-        float x[NBL_DIM_PADDED_MAX];
-        nbl_quant_stats ignored = {0};
-        for (uint32_t t = 0; t < n; ++t) {
-            load_row(&args->k, first + t, head, args->pool->shape->k_hadamard, x, &ignored);
-            for (uint32_t d = 0; d < dim; ++d) {
-                sums[d][t % NBL_PARTIAL_SUMS] += x[d];
-            }
+    float inverse = 1.0f / (float)rows->n;
+    for (uint32_t d = 0; d < dim; ++d) {
+        out[d] = nbl_sum_tree(rows->sums[d]) * inverse;
+    }
+}
+
+/* Means of the rows brought through `center`'s shifts and the rotation; of the plain rows if center is NULL. */
+static void mean_rows(k_rows *rows, const sim_center *center, float *mean)
+{
+    uint32_t dim = rows->args->pool->shape->k_dim;
+    float x[NBL_DIM_PADDED_MAX];
+    nbl_quant_stats ignored = {0};
+    memset(rows->sums, 0, sizeof rows->sums);
+    for (uint32_t t = 0; t < rows->n; ++t) {
+        if (center != NULL) {
+            load_k(rows->args, rows->first + t, rows->head, center, x, &ignored);
+        } else {
+            load_row(&rows->args->k, rows->first + t, rows->head, x, &ignored);
         }
-        float inverse = 1.0f / (float)n;
         for (uint32_t d = 0; d < dim; ++d) {
-            mean[d] = nbl_sum_tree(sums[d]) * inverse;
+            rows->sums[d][t % NBL_PARTIAL_SUMS] += x[d];
         }
     }
-    uint64_t ignored_saturation = 0;
-    sim_center center = sim_center_at(&args->centers, args->pool->shape, sequence, head);
-    *center.exponent = nbl_e8m0_encode(nbl_quantize_int8(mean, dim, center.codes, &ignored_saturation));
+    mean_of(rows, dim, mean);
+}
+
+/* Mean squares of the plain rows around `about` (NUM 4.5). */
+static void mean_squares(k_rows *rows, const float *about, float *v)
+{
+    uint32_t dim = rows->args->pool->shape->k_dim;
+    float x[NBL_DIM_PADDED_MAX];
+    nbl_quant_stats ignored = {0};
+    memset(rows->sums, 0, sizeof rows->sums);
+    for (uint32_t t = 0; t < rows->n; ++t) {
+        load_row(&rows->args->k, rows->first + t, rows->head, x, &ignored);
+        for (uint32_t d = 0; d < dim; ++d) {
+            float e = x[d] - about[d];
+            float *sum = &rows->sums[d][t % NBL_PARTIAL_SUMS];
+            *sum = nbl_fma(e, e, *sum);
+        }
+    }
+    mean_of(rows, dim, v);
+}
+
+/* The channel shifts of NUM 4.5. */
+static void compute_shifts(k_rows *rows, uint8_t *shifts)
+{
+    const nbl_kv_shape *shape = rows->args->pool->shape;
+    float about[NBL_DIM_PADDED_MAX] = {0};
+    float v[NBL_DIM_PADDED_MAX];
+    if (shape->centering & NBL_CENTERING_MEAN) {
+        mean_rows(rows, NULL, about);
+    }
+    mean_squares(rows, about, v);
+    nbl_shifts_from(v, shape->k_dim, shifts);
+}
+
+/* COMPUTE of NUM 4.2 and 4.5 for one sequence and head. */
+static void compute_center(const nbl_append_args *args, uint32_t sequence, uint32_t head)
+{
+    const nbl_kv_shape *shape = args->pool->shape;
+    sim_center center = sim_center_at(&args->centers, shape, sequence, head);
+    k_rows rows = {.args = args, .head = head, .first = (uint32_t)args->seq_indptr[sequence]};
+    float mean[NBL_DIM_PADDED_MAX] = {0};
+    rows.n = (uint32_t)args->seq_indptr[sequence + 1] - rows.first;
+    rows.n = rows.n < CENTER_TOKENS_MAX ? rows.n : CENTER_TOKENS_MAX;
+    if (center.shifts != NULL) {
+        memset(center.shifts, 0, shape->k_dim);
+    }
+    if (rows.n >= CENTER_TOKENS_MIN) {
+        if (center.shifts != NULL) {
+            compute_shifts(&rows, center.shifts);
+        }
+        if (shape->centering & NBL_CENTERING_MEAN) {
+            mean_rows(&rows, &center, mean);
+        }
+    }
+    uint64_t ignored = 0;
+    *center.exponent = nbl_e8m0_encode(nbl_quantize_int8(mean, shape->k_dim, center.codes, &ignored));
 }
 
 static void compute_centers(nbl_device *device, const nbl_append_args *args)

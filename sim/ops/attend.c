@@ -230,6 +230,10 @@ static void prepare_query(const call *c, uint64_t index)
     for (uint32_t d = 0; d < dim; ++d) {
         x[d] = nbl_sanitize(x[d], &ignored);
     }
+    uint32_t sequence = sim_sequence_of(c->args->q_indptr, c->args->batch, token);
+    if (c->shape->centering & NBL_CENTERING_SHIFT) {
+        nbl_shift_down(x, dim, sim_center_at(&c->args->centers, c->shape, sequence, head / c->group_rows).shifts);
+    }
     nbl_hadamard(x, dim, c->shape->k_hadamard);
     int8_t *codes = c->codes + index * c->plan.k_dim;
     int32_t exponent = quantize_query(x, dim, c->args->q_format, codes, c->plan.k_dim);
@@ -239,7 +243,6 @@ static void prepare_query(const call *c, uint64_t index)
     for (uint32_t d = 0; d < dim; ++d) {
         out->bias -= 128 * codes[d];
     }
-    uint32_t sequence = sim_sequence_of(c->args->q_indptr, c->args->batch, token);
     out->offset = center_offset(c, sequence, head / c->group_rows, codes, out->scale);
 }
 

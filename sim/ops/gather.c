@@ -23,6 +23,23 @@ static void decode_slot(const nbl_gather_args *args, int64_t slot, enum nbl_kind
     }
 }
 
+/* Takes K back through centre, rotation and channel shifts. */
+static void undo_k(const nbl_gather_args *args, uint64_t token, uint32_t head, float *x)
+{
+    const nbl_kv_shape *shape = args->pool->shape;
+    if (!shape->centering) {
+        nbl_hadamard_undo(x, shape->k_dim, shape->k_hadamard);
+        return;
+    }
+    uint32_t sequence = sim_sequence_of(args->seq_indptr, args->batch, token);
+    sim_center center = sim_center_at(&args->centers, shape, sequence, head);
+    nbl_center_add(x, shape->k_dim, center.codes, *center.exponent);
+    nbl_hadamard_undo(x, shape->k_dim, shape->k_hadamard);
+    if (center.shifts != NULL) {
+        nbl_shift_down(x, shape->k_dim, center.shifts);
+    }
+}
+
 static void gather_row(const nbl_gather_args *args, const nbl_tensor *out, uint64_t token, enum nbl_kind kind,
                        uint32_t head)
 {
@@ -32,12 +49,11 @@ static void gather_row(const nbl_gather_args *args, const nbl_tensor *out, uint6
     if (args->slots[token] >= 0) {
         decode_slot(args, args->slots[token], kind, head, x);
         if ((args->flags & NBL_GATHER_STORED) == 0) {
-            if (kind == NBL_KIND_K && shape->centering) {
-                uint32_t sequence = sim_sequence_of(args->seq_indptr, args->batch, token);
-                sim_center center = sim_center_at(&args->centers, shape, sequence, head);
-                nbl_center_add(x, dim, center.codes, *center.exponent);
+            if (kind == NBL_KIND_K) {
+                undo_k(args, token, head, x);
+            } else {
+                nbl_hadamard_undo(x, dim, shape->v_hadamard);
             }
-            nbl_hadamard_undo(x, dim, kind == NBL_KIND_K ? shape->k_hadamard : shape->v_hadamard);
         }
     }
     sim_write(sim_row3(out, token, head), out->dtype, out->stride_bytes[2], dim, x);

@@ -8,9 +8,9 @@ Test(badinput_append, valid_reaches_backend)
     world w;
     nbl_error err = NBL_INIT(nbl_error);
     world_open(&w);
-    for (uint32_t centering = 0; centering < 2; ++centering) {
+    for (uint32_t centering = 0; centering <= NBL_CENTERING_ALL; ++centering) {
         w.shape.centering = centering;
-        w.append.center_mode = centering;
+        w.append.center_mode = centering != 0 ? NBL_CENTER_COMPUTE : NBL_CENTER_USE;
         cr_assert_eq(w.c.api->append(w.c.device, &w.append, &err), NBL_OK, "%s", err.message);
     }
     cr_assert_eq(w.c.state->operations, 2, "%d operations", (int)w.c.state->operations);
@@ -108,6 +108,10 @@ BAD_APPEND(center_codes_null, NBL_E_INVALID, "centers.codes is NULL", w.shape.ce
            w.append.centers.codes = NULL)
 BAD_APPEND(center_exponents_null, NBL_E_INVALID, "centers.exponents is NULL", w.shape.centering = 1,
            w.append.centers.exponents = NULL)
+BAD_APPEND(center_shifts_null, NBL_E_INVALID, "centers.shifts is NULL", w.shape.centering = NBL_CENTERING_SHIFT,
+           w.append.centers.shifts = NULL)
+BAD_APPEND(shifts_in_k, NBL_E_OVERLAP, "centers.shifts at", w.shape.centering = NBL_CENTERING_ALL,
+           w.append.center_mode = NBL_CENTER_COMPUTE, w.append.centers.shifts = world_memory(BLOCK_K))
 BAD_APPEND(center_rows_unaligned, NBL_E_ALIGN, "centers.rows is", w.shape.centering = 1,
            w.append.centers.rows = (const int32_t *)(const void *)(world_memory(BLOCK_INDICES) + 2))
 BAD_APPEND(center_rows_few, NBL_E_INVALID, "centers.row_count is 1 (allowed: 2", w.shape.centering = 1,

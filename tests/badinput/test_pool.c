@@ -26,7 +26,7 @@ BAD_POOL(k_hadamard_large, NBL_E_INVALID, "pool.shape.k_hadamard is 64", w.shape
 BAD_POOL(v_hadamard_large, NBL_E_INVALID, "pool.shape.v_hadamard is 32", w.shape.v_hadamard = 32)
 BAD_POOL(k_scale_rule, NBL_E_INVALID, "pool.shape.k_scale_rule is 5 (allowed: 0 to 4)", w.shape.k_scale_rule = 5)
 BAD_POOL(v_scale_rule, NBL_E_INVALID, "pool.shape.v_scale_rule is 77", w.shape.v_scale_rule = 77)
-BAD_POOL(centering, NBL_E_INVALID, "pool.shape.centering is 2 (allowed: 0 to 1)", w.shape.centering = 2)
+BAD_POOL(centering, NBL_E_INVALID, "pool.shape.centering is 4 (allowed: 0 to 3)", w.shape.centering = 4)
 BAD_POOL(regions_none, NBL_E_INVALID, "pool.region_count is 0 (allowed: 1 to 8)", w.pool.region_count = 0)
 BAD_POOL(regions_many, NBL_E_INVALID, "pool.region_count is 9", w.pool.region_count = 9)
 BAD_POOL(regions_null, NBL_E_INVALID, "pool.regions is NULL", w.pool.regions = NULL)

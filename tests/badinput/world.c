@@ -71,6 +71,7 @@ static nbl_centers centers(void)
 {
     return (nbl_centers){.codes = (int8_t *)world_memory(BLOCK_CENTERS),
                          .exponents = world_memory(BLOCK_CENTERS) + 4096,
+                         .shifts = world_memory(BLOCK_CENTERS) + 5120,
                          .rows = indices(0),
                          .row_count = 3};
 }

@@ -29,7 +29,7 @@ Test(cache_recipe, names_are_those_of_F8)
         cr_assert_str_eq(r.name, rows[i].name, "name %s", r.name);
         cr_assert(r.q_format == rows[i].q && r.k_format == rows[i].k && r.v_format == rows[i].v, "%s: formats", r.name);
         cr_assert_eq(r.sink_tokens, rows[i].sinks, "%s: %u sinks", r.name, r.sink_tokens);
-        cr_assert_eq(r.centering, rows[i].k != NBL_INT8, "%s: centering", r.name);
+        cr_assert_eq(r.centering, NBL_CENTERING_ALL, "%s: centering %u", r.name, r.centering);
     }
 }
 
@@ -39,8 +39,8 @@ Test(cache_recipe, hadamard_blocks_fit_the_dimensions)
         const char *name;
         uint32_t k_dim, v_dim, k, v;
     } rows[] = {{"kv4", 128, 128, 128, 128}, {"kv4", 576, 512, 64, 256}, {"kv4", 80, 72, 16, 8},
-                {"kv4", 256, 96, 256, 32},   {"k4v8", 192, 128, 64, 0},  {"mxkv4", 128, 128, 32, 0},
-                {"mxkv4", 80, 80, 16, 0},    {"kv8", 128, 128, 0, 0}};
+                {"kv4", 256, 96, 256, 32},   {"k4v8", 192, 128, 64, 0},  {"mxkv4", 128, 128, 32, 32},
+                {"mxkv4", 80, 80, 16, 16},   {"kv8", 128, 128, 128, 0}};
     const nbl_api_v1 *api = api_get();
     nbl_error err = NBL_INIT(nbl_error);
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; ++i) {
@@ -78,7 +78,7 @@ Test(cache_recipe, refusals)
                 {"kv4,color=1", NBL_E_INVALID, "recipe modifier \"color=1\" is unknown"},
                 {"kv4,center", NBL_E_INVALID, "recipe modifier \"center\" is unknown"},
                 {"kv4,center=", NBL_E_INVALID, "recipe modifier \"center=\" has no number"},
-                {"kv4,center=2", NBL_E_INVALID, "recipe modifier center is 2 (allowed: 0 to 1)"},
+                {"kv4,center=4", NBL_E_INVALID, "recipe modifier center is 4 (allowed: 0 to 3)"},
                 {"kv4,center=-1", NBL_E_INVALID, "has no number"},
                 {"kv4,center=1,center=1", NBL_E_INVALID, "comes twice"},
                 {"kv4,hadamard=24", NBL_E_INVALID, "recipe modifier hadamard is 24"},

@@ -28,6 +28,7 @@ Test(parsers, whole_numbers_are_digits_and_nothing_else)
     cr_assert(nbl_number_parse_u64("5", 5, 100, &value) && value == 5, "5 was refused");
     cr_assert(nbl_number_parse_u64("100", 5, 100, &value) && value == 100, "100 was refused");
     cr_assert(nbl_number_parse_u64("18446744073709551615", 0, UINT64_MAX, &value) && value == UINT64_MAX, "2^64-1");
+    cr_assert(!nbl_number_parse_u64("18446744073709551616", 0, UINT64_MAX, &value), "2^64 was accepted");
     cr_assert(nbl_number_parse_u64("007", 5, 100, &value) && value == 7, "leading zeros are digits");
 }
 

@@ -12,6 +12,7 @@ TestSuite(tool, .timeout = 120);
 
 #define SHAPE_SMALL "--hq", "4", "--hkv", "2", "--d", "32", "--kv", "300", "--nq", "20"
 #define SHAPE_PLAN "--hq", "4", "--hkv", "2", "--d", "64", "--dv", "80", "--kv", "777", "--page", "48"
+#define KV8_PLAIN "kv8,center=0" /* no centre: it depends on the first append, and forbids a cap */
 #define ACCURACY_KEYS "rel_l2 gain cos_mean cos_min lse_err"
 
 static void assert_run(tool_result result, int exit_code, const char *err)
@@ -104,6 +105,8 @@ Test(tool, errors_found_with_a_backend_name_the_option_too)
     assert_run(TOOL("compare", "--generate", "gaussian", "--kv", "64", "--lengths", "65"), 2,
                "nibble: --lengths: \"65\" is not a whole number from 1 to 64\n");
     assert_refused(TOOL("attend", "--generate", "gaussian", "--isa", "mmx"), 3, "nibble: ");
+    assert_run(TOOL("attend", "--generate", "gaussian", "--soft-cap", "5"), 2,
+               "nibble: --soft-cap: recipe kv4 centres K, which a cap forbids (NUM 4.3); add center=0 to --recipe\n");
 }
 
 Test(tool, output_that_cannot_be_written_is_a_failure)
@@ -231,6 +234,23 @@ Test(tool, plan_adds_up)
     json_decref(document);
 }
 
+Test(tool, plan_grows_with_layers_batch_and_length)
+{
+    static const char *const dimensions[][3] = {
+        {"--layers", "1", "3"}, {"--batch", "1", "3"}, {"--kv", "1024", "3072"}};
+    for (size_t i = 0; i < sizeof dimensions / sizeof dimensions[0]; i++) {
+        json_t *one =
+            tool_json(TOOL("plan", "--json", "--layers", "1", "--kv", "1024", dimensions[i][0], dimensions[i][1]));
+        json_t *three =
+            tool_json(TOOL("plan", "--json", "--layers", "1", "--kv", "1024", dimensions[i][0], dimensions[i][2]));
+        double ratio = number_at(three, "rows.4.code_bytes") / number_at(one, "rows.4.code_bytes");
+        cr_assert(number_at(three, "bf16_bytes") == 3.0 * number_at(one, "bf16_bytes"), "%s: bf16", dimensions[i][0]);
+        cr_assert(fabs(ratio - 3.0) < 0.2, "%s: codes grow by %g, not 3", dimensions[i][0], ratio);
+        json_decref(one);
+        json_decref(three);
+    }
+}
+
 Test(tool, plan_equals_what_attend_allocates)
 {
     static const char *const recipes[] = {"qk4v8", "mxkv4", "kv4", "k4v8", "kv8", "kv4,center=0,sinks=0"};
@@ -304,20 +324,22 @@ Test(tool, output_does_not_depend_on_how_the_work_is_cut)
 {
     cr_assert(same_output(PLAIN, EXTRA("--threads", "1")), "threads change bytes");
     cr_assert(same_output(PLAIN, EXTRA("--isa", "scalar")), "isa changes bytes");
-    cr_assert(same_output(EXTRA("--recipe", "kv8"), EXTRA("--recipe", "kv8", "--prefill-chunk", "7")),
+    cr_assert(same_output(EXTRA("--recipe", KV8_PLAIN), EXTRA("--recipe", KV8_PLAIN, "--prefill-chunk", "7")),
               "chunks change bytes");
-    cr_assert(same_output(EXTRA("--recipe", "kv8"), EXTRA("--recipe", "kv8", "--page", "5")), "pages change bytes");
+    cr_assert(same_output(EXTRA("--recipe", KV8_PLAIN), EXTRA("--recipe", KV8_PLAIN, "--page", "5")),
+              "pages change bytes");
     cr_assert(same_output(PLAIN, EXTRA("--seed", "1")), "seed 1 is the default");
 }
 
 Test(tool, options_reach_the_computation)
 {
     cr_assert(!same_output(PLAIN, EXTRA("--seed", "2")), "seed");
-    cr_assert(!same_output(PLAIN, EXTRA("--recipe", "kv8")), "recipe");
+    cr_assert(!same_output(PLAIN, EXTRA("--recipe", KV8_PLAIN)), "recipe");
     cr_assert(!same_output(PLAIN, EXTRA("--window", "17")), "window");
     cr_assert(!same_output(PLAIN, EXTRA("--sm-scale", "0.5")), "sm-scale");
     cr_assert(!same_output(PLAIN, EXTRA("--sink", "1.5")), "sink");
-    cr_assert(!same_output(EXTRA("--recipe", "kv8"), EXTRA("--recipe", "kv8", "--soft-cap", "0.5")), "soft-cap");
+    cr_assert(!same_output(EXTRA("--recipe", KV8_PLAIN), EXTRA("--recipe", KV8_PLAIN, "--soft-cap", "0.5")),
+              "soft-cap");
     cr_assert(same_output(PLAIN, EXTRA("--window", "300")), "a window as long as the sequence hides nothing");
     cr_assert(!same_output(PLAIN, EXTRA("--window", "299")), "a window shorter by one hides key 0 from the last row");
 }
@@ -327,8 +349,8 @@ Test(tool, options_reach_reference_and_cache_alike)
     static const char *const cases[][2] = {
         {"--window", "17"}, {"--sm-scale", "0.5"}, {"--sink", "3"}, {"--soft-cap", "2"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        json_t *document = tool_json(TOOL("attend", "--json", "--generate", "gaussian", SHAPE_SMALL, "--recipe", "kv8",
-                                          cases[i][0], cases[i][1]));
+        json_t *document = tool_json(TOOL("attend", "--json", "--generate", "gaussian", SHAPE_SMALL, "--recipe",
+                                          KV8_PLAIN, cases[i][0], cases[i][1]));
         cr_assert(number_at(document, "accuracy.rel_l2") < 0.06, "%s: rel_l2 %g", cases[i][0],
                   number_at(document, "accuracy.rel_l2"));
         cr_assert(number_at(document, "accuracy.lse_err") < 0.1, "%s: lse_err %g", cases[i][0],
@@ -569,6 +591,8 @@ Test(tool, compare_crosses_recipes_sources_and_lengths)
     json_array_foreach (rows, index, row)
         assert_keys(row, "recipe source layer length " ACCURACY_KEYS);
     cr_assert(strcmp(text_at(rows, "0.recipe"), "kv4,center=0") == 0, "recipe");
+    cr_assert(number_at(rows, "0.length") == 10.0 && number_at(rows, "2.length") == 300.0, "lengths");
+    cr_assert(number_at(rows, "0.rel_l2") != number_at(rows, "2.rel_l2"), "both lengths give the same figure");
     cr_assert(strcmp(text_at(rows, "7.source"), "sinks") == 0 && number_at(rows, "7.length") == 300.0, "last row");
     json_decref(document);
 }
@@ -627,5 +651,6 @@ Test(tool, bench_cold_goes_round_copies)
     json_t *list = tool_json(
         TOOL("bench", "--json", "--cold", "--kv", "64", "--d", "16", "--hq", "1", "--hkv", "1", "--runs", "1"));
     cr_assert(number_at(list, "0.cache_copies") > 1.0, "one copy");
+    cr_assert(number_at(list, "0.median_ms") == number_at(list, "0.min_ms"), "the median of one run is that run");
     json_decref(list);
 }

@@ -221,7 +221,7 @@ typedef struct trial {
     buffer scales[PROBLEM_REGIONS_MAX]; /**< without bytes in a joint pool */
     view k, v, q, o, lse, state_head, state_o;
     buffer slots, seq_indptr, q_indptr, kv_len, page_table, sinks, slopes, tree_mask;
-    buffer center_codes, center_exponents, center_rows, stats;
+    buffer center_codes, center_exponents, center_shifts, center_rows, stats;
 } trial;
 
 /** Makes the memory of a problem; pools and outputs hold poison. */

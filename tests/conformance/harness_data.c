@@ -6,7 +6,9 @@
 #include <string.h>
 
 #define OUTLIER_CHANNELS 4u
-#define ROW_WORK_MAX 2500000u /* products a random problem may cost the oracle */
+/* Elements a random problem may cost the oracle: of products, and of vectors stored. */
+#define ROW_WORK_MAX 2500000u
+#define TOKEN_WORK_MAX 400000u
 
 /* ------------------------------------------------------------------------------------------------ vectors */
 
@@ -14,6 +16,12 @@ static void fill_normal(uint64_t *state, float scale, float *x, uint32_t dim)
 {
     for (uint32_t d = 0; d < dim; ++d)
         x[d] = scale * random_normal(state);
+}
+
+static void fill_constant(float value, float *x, uint32_t dim)
+{
+    for (uint32_t d = 0; d < dim; ++d)
+        x[d] = value;
 }
 
 static float power_of_two(uint64_t *state, int32_t limit)
@@ -50,6 +58,8 @@ void data_vector(uint32_t kind, uint64_t key, uint64_t channels, float *x, uint3
     switch (kind) {
     case DATA_SPARSE: fill_sparse(&state, x, dim); return;
     case DATA_BITS: fill_bits(&state, x, dim); return;
+    case DATA_ONES:
+    case DATA_ZERO: fill_constant(kind == DATA_ONES ? 1.0f : 0.0f, x, dim); return;
     default: fill_normal(&state, scale, x, dim);
     }
     for (uint32_t d = 0; d < dim; ++d) {
@@ -57,7 +67,8 @@ void data_vector(uint32_t kind, uint64_t key, uint64_t channels, float *x, uint3
             scale = power_of_two(&state, 6);
         if (kind == DATA_HEAVY)
             scale = power_of_two(&state, 60);
-        x[d] = kind == DATA_ONES ? 1.0f : kind == DATA_ZERO ? 0.0f : kind == DATA_BLOCKS || kind == DATA_HEAVY ? x[d] * scale : x[d];
+        if (kind == DATA_BLOCKS || kind == DATA_HEAVY)
+            x[d] *= scale;
     }
     if (kind == DATA_OUTLIERS)
         add_outliers(channels, x, dim);
@@ -135,7 +146,7 @@ static void random_shape(uint64_t *rng, problem *p)
     s->v_hadamard = random_hadamard(rng, s->v_dim);
     s->k_scale_rule = random_below(rng, 5);
     s->v_scale_rule = random_below(rng, 5);
-    s->centering = random_one_in(rng, 3);
+    s->centering = random_one_in(rng, 3) ? 1u + random_below(rng, NBL_CENTERING_ALL) : 0;
     p->q_heads = s->kv_heads * PICK(rng, 1, 2, 3, 4, 5, 6, 7, 8);
 }
 
@@ -155,20 +166,24 @@ static void random_pool(uint64_t *rng, problem *p)
     p->center_rows = random_one_in(rng, 2);
 }
 
+/* Shortens a sequence until the batch fits: rows against tokens for attend, tokens for append. */
+static void limit_lengths(problem *p, uint32_t b, uint32_t row_work, uint32_t token_work)
+{
+    while (p->q_len[b] * (p->kv_len[b] + 8u) > row_work && p->q_len[b] > 1)
+        p->q_len[b] /= 2u;
+    while ((p->q_len[b] * (p->kv_len[b] + 8u) > row_work || p->kv_len[b] > token_work) && p->kv_len[b] > 1)
+        p->kv_len[b] /= 2u;
+}
+
 static void random_lengths(uint64_t *rng, problem *p)
 {
-    uint32_t row_work = p->q_heads * (p->shape.k_dim + p->shape.v_dim);
-    uint32_t work = 0;
     p->batch = PICK(rng, 1, 1, 2, 3, 5);
+    uint32_t dims = p->batch * (p->shape.k_dim + p->shape.v_dim);
     for (uint32_t b = 0; b < p->batch; ++b) {
         p->kv_len[b] = PICK(rng, 0, 1, 2, 13, 31, 32, 33, 63, 65, 127, 128, 129, 255, 257, 503, 1001, 1024, 1025, 2049);
         p->q_len[b] = PICK(rng, 0, 1, 1, 1, 2, 3, 5, 17, 65, 130);
         p->sequence_id[b] = random_below(rng, 1000);
-        while (work + p->q_len[b] * (p->kv_len[b] + 8u) * row_work > ROW_WORK_MAX && p->q_len[b] > 1)
-            p->q_len[b] /= 2u;
-        while (work + p->q_len[b] * (p->kv_len[b] + 8u) * row_work > ROW_WORK_MAX && p->kv_len[b] > 1)
-            p->kv_len[b] /= 2u;
-        work += p->q_len[b] * (p->kv_len[b] + 8u) * row_work;
+        limit_lengths(p, b, ROW_WORK_MAX / dims / p->q_heads, TOKEN_WORK_MAX / dims / p->shape.kv_heads);
     }
 }
 
@@ -197,7 +212,8 @@ static void random_masks(uint64_t *rng, problem *p)
     p->window_right = (p->flags & NBL_ATTEND_WINDOW_RIGHT) != 0 ? PICK(rng, 0, 1, 31, 128, UINT32_MAX) : 0;
     p->alibi = p->tree == TREE_NONE && random_one_in(rng, 5);
     p->sinks = random_one_in(rng, 3);
-    p->soft_cap = !p->shape.centering && random_one_in(rng, 4) ? (float)PICK(rng, 5, 30, 50) : 0.0f;
+    bool mean = (p->shape.centering & NBL_CENTERING_MEAN) != 0;
+    p->soft_cap = !mean && random_one_in(rng, 4) ? (float)PICK(rng, 5, 30, 50) : 0.0f;
     if (random_one_in(rng, 5)) {
         p->range_begin = random_below(rng, 2) * NBL_CHUNK_TOKENS;
         p->range_end = p->range_begin + (1u + random_below(rng, 2)) * NBL_CHUNK_TOKENS;

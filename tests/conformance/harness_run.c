@@ -90,6 +90,7 @@ void trial_compare_pools(trial *t)
     if (t->p.shape.centering) {
         buffer_compare(t->lab, &t->center_codes, 1, "centers.codes");
         buffer_compare(t->lab, &t->center_exponents, 1, "centers.exponents");
+        buffer_compare(t->lab, &t->center_shifts, 1, "centers.shifts");
     }
     buffer_compare(t->lab, &t->stats, sizeof(uint64_t), "stats");
 }
@@ -250,6 +251,7 @@ void trial_fill(trial *t)
     if (t->p.shape.centering) {
         buffer_upload(t->lab, &t->center_codes);
         buffer_upload(t->lab, &t->center_exponents);
+        buffer_upload(t->lab, &t->center_shifts);
     }
     buffer_upload(t->lab, &t->stats);
 }

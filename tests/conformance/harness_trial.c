@@ -15,7 +15,7 @@
 #define LAYER_GAP 80u
 
 /* Streams of random_key. */
-enum stream_id { STREAM_Q = 1, STREAM_K, STREAM_V, STREAM_CENTER, STREAM_CHANNELS, STREAM_TREE, STREAM_PAGES };
+enum stream_id { STREAM_Q = 1, STREAM_K, STREAM_V, STREAM_CENTER, STREAM_CHANNELS, STREAM_TREE, STREAM_PAGES, STREAM_SHIFT };
 
 char trial_text[1024] = "no case yet";
 
@@ -259,6 +259,12 @@ static uint32_t center_row(const problem *p, uint32_t b)
     return p->center_rows ? p->batch + CENTER_ROWS_EXTRA - 1u - b : b;
 }
 
+static void fill_shifts(uint64_t rng, uint8_t *shifts, uint32_t dim)
+{
+    for (uint32_t d = 0; d < dim; ++d)
+        shifts[d] = (uint8_t)random_below(&rng, 8);
+}
+
 static void init_centers(trial *t)
 {
     const problem *p = &t->p;
@@ -267,6 +273,7 @@ static void init_centers(trial *t)
         return;
     buffer_init(t->lab, &t->center_codes, rows * p->shape.kv_heads * dim, 0x5A);
     buffer_init(t->lab, &t->center_exponents, rows * p->shape.kv_heads, 0x5A);
+    buffer_init(t->lab, &t->center_shifts, rows * p->shape.kv_heads * dim, 0x5A);
     buffer_init(t->lab, &t->center_rows, p->batch * sizeof(int32_t), 0);
     for (uint32_t b = 0; b < p->batch; ++b) {
         int32_t row = (int32_t)center_row(p, b);
@@ -275,15 +282,18 @@ static void init_centers(trial *t)
             uint64_t at = (uint64_t)row * p->shape.kv_heads + h;
             float x[ORACLE_DIM_MAX];
             oracle_vector center;
-            data_vector(DATA_OUTLIERS, random_key(p->seed, STREAM_CENTER, p->sequence_id[b], h),
+            bool mean = (p->shape.centering & NBL_CENTERING_MEAN) != 0;
+            data_vector(mean ? DATA_OUTLIERS : DATA_ZERO, random_key(p->seed, STREAM_CENTER, p->sequence_id[b], h),
                         random_key(p->seed, STREAM_CHANNELS, STREAM_K, h), x, dim);
             oracle_quantize(NBL_INT8, 0, x, dim, &center, NULL);
             memcpy(t->center_codes.host + at * dim, center.codes, dim);
             t->center_exponents.host[at] = (uint8_t)(center.exponent + 127);
+            fill_shifts(random_key(p->seed, STREAM_SHIFT, p->sequence_id[b], h), t->center_shifts.host + at * dim, dim);
         }
     }
     buffer_upload(t->lab, &t->center_codes);
     buffer_upload(t->lab, &t->center_exponents);
+    buffer_upload(t->lab, &t->center_shifts);
     buffer_upload(t->lab, &t->center_rows);
 }
 
@@ -293,6 +303,7 @@ static nbl_centers centers_at(const trial *t, enum side side)
     if (t->p.shape.centering) {
         centers.codes = buffer_at(&t->center_codes, side);
         centers.exponents = buffer_at(&t->center_exponents, side);
+        centers.shifts = (t->p.shape.centering & NBL_CENTERING_SHIFT) != 0 ? buffer_at(&t->center_shifts, side) : NULL;
         centers.rows = t->p.center_rows ? buffer_at(&t->center_rows, side) : NULL;
         centers.row_count = t->p.batch + CENTER_ROWS_EXTRA;
     }
@@ -396,9 +407,9 @@ void trial_init(trial *t, lab *l, const problem *p)
 void trial_free(trial *t)
 {
     view *views[] = {&t->k, &t->v, &t->q, &t->o, &t->lse, &t->state_head, &t->state_o};
-    buffer *buffers[] = {&t->slots,     &t->seq_indptr,   &t->q_indptr,         &t->kv_len,      &t->page_table, &t->sinks,
-                         &t->slopes,    &t->tree_mask,    &t->center_codes,     &t->center_exponents,
-                         &t->center_rows, &t->stats};
+    buffer *buffers[] = {&t->slots,  &t->seq_indptr, &t->q_indptr,     &t->kv_len,           &t->page_table,    &t->sinks,
+                         &t->slopes, &t->tree_mask,  &t->center_codes, &t->center_exponents, &t->center_shifts, &t->center_rows,
+                         &t->stats};
     for (uint32_t i = 0; i < sizeof views / sizeof views[0]; ++i)
         view_free(t->lab, views[i]);
     for (uint32_t i = 0; i < sizeof buffers / sizeof buffers[0]; ++i)

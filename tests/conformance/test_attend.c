@@ -371,7 +371,7 @@ Test(attend, hadamard_and_centres)
         p.shape.k_dim = p.shape.v_dim = 128;
         p.shape.k_hadamard = i % 4u == 0 ? 0 : 16u << i % 4u;
         p.shape.v_hadamard = i / 4u % 4u == 0 ? 0 : 8u << i / 4u % 4u;
-        p.shape.centering = i / 16u;
+        p.shape.centering = i / 8u;
         p.center_rows = i % 2u == 1;
         p.center_mode = i % 2u;
         p.k_data = DATA_OUTLIERS;
@@ -508,7 +508,7 @@ Test(attend, inputs_are_const)
     lab_open(&l);
     problem p = varied(3);
     trial t;
-    p.shape.centering = 1;
+    p.shape.centering = NBL_CENTERING_ALL;
     p.sinks = p.alibi = true;
     p.kv_len[0] = 1300;
     trial_init(&t, &l, &p);

@@ -30,7 +30,7 @@ static problem listed(uint32_t i)
     p.shape.v_dim = i == 3 ? 40 : 64;
     p.shape.k_hadamard = i == 0 || i == 2 ? 32 : 0;
     p.shape.v_hadamard = i == 2 ? 64 : 0;
-    p.shape.centering = i == 2 || i == 4;
+    p.shape.centering = i == 2 ? NBL_CENTERING_ALL : i == 4 ? NBL_CENTERING_MEAN : i == 3 ? NBL_CENTERING_SHIFT : 0;
     p.soft_cap = i == 3 ? 30.0f : 0.0f;
     p.sinks = i == 1 || i == 2;
     p.k_data = i == 4 ? DATA_SCALED : DATA_NORMAL;

@@ -136,7 +136,7 @@ Test(gather, transforms_are_undone_or_left)
         p.kv_len[1] = 20;
         p.shape.k_hadamard = i / 4u % 2u == 0 ? 64 : 16;
         p.shape.v_hadamard = i / 8u % 2u == 0 ? 32 : 0;
-        p.shape.centering = i / 16u;
+        p.shape.centering = i / 8u;
         p.center_rows = i % 3u == 0;
         gather_problem(&l, &p, NBL_F32, STRIDE_PADDED, i % 2u == 0 ? 0 : NBL_GATHER_STORED, 3);
     }
@@ -150,7 +150,7 @@ Test(gather, skipped_slots_give_zeros)
     for (uint32_t every = 1; every < 5; ++every) {
         problem p = stored(every);
         p.skip_every = every;
-        p.shape.centering = every % 2u;
+        p.shape.centering = every % 4u;
         gather_problem(&l, &p, NBL_BF16, STRIDE_SWAPPED, 0, 3);
     }
     lab_finish(&l);
@@ -217,7 +217,7 @@ static void round_trip(lab *l, problem p, double least, double most)
 
 Test(gather, C1_C2_round_trip_error_of_gaussian_vectors)
 {
-    static const double most[] = {0.01, 0.12, 0.11, 0.09};
+    static const double most[] = {0.01, 0.12, 0.115, 0.09};
     lab l;
     lab_open(&l);
     for (uint32_t i = 0; i < 3u * FORMATS; ++i) {
@@ -233,7 +233,7 @@ Test(gather, C1_C2_round_trip_error_of_gaussian_vectors)
 
 Test(gather, C8_scales_of_tokens_are_applied)
 {
-    static const double most[] = {0.01, 0.12, 0.11, 0.09};
+    static const double most[] = {0.01, 0.12, 0.115, 0.09};
     lab l;
     lab_open(&l);
     for (uint32_t i = 0; i < FORMATS; ++i) {
@@ -260,14 +260,14 @@ Test(gather, C13_no_rule_loses_much)
 
 Test(gather, centred_round_trip_of_outliers)
 {
-    static const double most[] = {0.013, 0.12, 0.11, 0.09};
+    static const double most[] = {0.013, 0.12, 0.115, 0.09};
     lab l;
     lab_open(&l);
     for (uint32_t i = 0; i < FORMATS; ++i) {
         problem p = stored(i);
         problem_formats(&p, 1u + i, 1u + i);
         p.k_data = DATA_OUTLIERS;
-        p.shape.centering = 1;
+        p.shape.centering = NBL_CENTERING_MEAN;
         p.center_mode = NBL_CENTER_COMPUTE;
         p.shape.k_hadamard = p.shape.v_hadamard = 128;
         round_trip(&l, p, 0.0, most[i]); /* of K with its outliers, which are exact but for the centre's own error */

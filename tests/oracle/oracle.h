@@ -88,6 +88,8 @@ void oracle_sanitize(float *x, uint32_t dim, nbl_quant_stats *stats);
 void oracle_hadamard(float *x, uint32_t dim, uint32_t block);
 /** Multiplies by 2^-log2(block), the other half of undoing NUM 4.1; block 0 does nothing. */
 void oracle_hadamard_scale(float *x, uint32_t dim, uint32_t block);
+/** NUM 4.5 in place: x[d] * 2^(sign * shifts[d]). */
+void oracle_shift(float *x, uint32_t dim, const uint8_t *shifts, int sign);
 /** NUM 3.2, 3.4, 3.5: x holds dim finite numbers, after 3.1 and 4. Adds to saturated and flushed (and to nothing else);
  *  stats may be NULL. rule is read for the mxfp4 formats. */
 void oracle_quantize(uint32_t format, uint32_t rule, const float *x, uint32_t dim, oracle_vector *out,

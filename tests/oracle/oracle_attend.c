@@ -206,6 +206,11 @@ static void row_init(query_row *row, kv_head *kv, uint32_t i, uint32_t h)
         x[d] = oracle_tensor_get(&args->q, row->t, h, d, 0);
     }
     oracle_sanitize(x, shape->k_dim, NULL);
+    if ((shape->centering & NBL_CENTERING_SHIFT) != 0) {
+        uint64_t center = args->centers.rows != NULL ? (uint64_t)args->centers.rows[kv->b] : kv->b;
+        uint64_t at = center * shape->kv_heads + kv->head;
+        oracle_shift(x, shape->k_dim, args->centers.shifts + at * shape->k_dim, -1);
+    }
     oracle_hadamard(x, shape->k_dim, shape->k_hadamard);
     oracle_quantize_query(args->q_format, x, shape->k_dim, &row->q);
     exponent = row->q.exponent - block_log2(shape->k_hadamard);

@@ -78,6 +78,13 @@ void oracle_hadamard(float *x, uint32_t dim, uint32_t block)
     }
 }
 
+void oracle_shift(float *x, uint32_t dim, const uint8_t *shifts, int sign)
+{
+    for (uint32_t d = 0; d < dim; d++) {
+        x[d] = ldexpf(x[d], sign * (int)shifts[d]);
+    }
+}
+
 void oracle_hadamard_scale(float *x, uint32_t dim, uint32_t block)
 {
     for (uint32_t d = 0; block != 0 && d < dim; d++) {

@@ -55,17 +55,30 @@ static float center_value(const nbl_centers *centers, const nbl_kv_shape *shape,
 
 /* ------------------------------------------------------------------------------------------------ append */
 
-/* One input vector after NUM 3.1 and 4.1. */
+/* One input vector after NUM 3.1. */
+static void load_plain(const nbl_append_args *args, enum oracle_side side, uint64_t t, uint32_t head, float *x,
+                       nbl_quant_stats *stats)
+{
+    uint32_t dim = side_dim(args->pool->shape, side);
+
+    for (uint32_t d = 0; d < dim; d++) {
+        x[d] = oracle_tensor_get(side == ORACLE_K ? &args->k : &args->v, t, head, d, 0);
+    }
+    oracle_sanitize(x, dim, stats);
+}
+
+/* One input vector after NUM 3.1, 4.5 and 4.1. */
 static void load_transformed(const nbl_append_args *args, enum oracle_side side, uint64_t t, uint32_t head, float *x,
                              nbl_quant_stats *stats)
 {
     const nbl_kv_shape *shape = args->pool->shape;
     uint32_t dim = side_dim(shape, side);
 
-    for (uint32_t d = 0; d < dim; d++) {
-        x[d] = oracle_tensor_get(side == ORACLE_K ? &args->k : &args->v, t, head, d, 0);
+    load_plain(args, side, t, head, x, stats);
+    if (side == ORACLE_K && (shape->centering & NBL_CENTERING_SHIFT) != 0) {
+        uint64_t at = center_at(&args->centers, shape, token_sequence(args->seq_indptr, args->batch, t), head);
+        oracle_shift(x, dim, args->centers.shifts + at * dim, 1);
     }
-    oracle_sanitize(x, dim, stats);
     oracle_hadamard(x, dim, side_hadamard(shape, side));
 }
 
@@ -87,6 +100,67 @@ static void mean_vector(const nbl_append_args *args, uint32_t b, uint32_t head, 
     }
 }
 
+/* NUM 4.5: v[d] over the first n tokens, around the plain mean (MEAN) or zero. */
+static void mean_squares(const nbl_append_args *args, uint32_t b, uint32_t head, int32_t n, float *v)
+{
+    uint32_t dim = args->pool->shape->k_dim;
+    float x[ORACLE_DIM_MAX];
+
+    for (uint32_t d = 0; d < dim; d++) {
+        float sums[16] = {0};
+        float squares[16] = {0};
+        float about = 0.0f;
+        for (int32_t t = 0; t < n; t++) {
+            load_plain(args, ORACLE_K, (uint64_t)(args->seq_indptr[b] + t), head, x, NULL);
+            sums[t % 16] += x[d];
+        }
+        if ((args->pool->shape->centering & NBL_CENTERING_MEAN) != 0) {
+            about = oracle_tree(sums) * (1.0f / (float)n);
+        }
+        for (int32_t t = 0; t < n; t++) {
+            load_plain(args, ORACLE_K, (uint64_t)(args->seq_indptr[b] + t), head, x, NULL);
+            squares[t % 16] = fmaf(x[d] - about, x[d] - about, squares[t % 16]);
+        }
+        v[d] = oracle_tree(squares) * (1.0f / (float)n);
+    }
+}
+
+/* Smallest s with v <= 2^(2s + 1), by trying. */
+static int half_exponent(float v)
+{
+    int s = -200;
+
+    while ((double)v > ldexp(1.0, 2 * s + 1)) {
+        s++;
+    }
+    return s;
+}
+
+/* NUM 4.5. */
+static void compute_shifts(const nbl_append_args *args, uint32_t b, uint32_t head, int32_t n, uint8_t *shifts)
+{
+    uint32_t dim = args->pool->shape->k_dim;
+    float v[ORACLE_DIM_MAX];
+    int most = -200;
+
+    memset(shifts, 0, dim);
+    if (n < CENTER_TOKENS_MIN) {
+        return;
+    }
+    mean_squares(args, b, head, n, v);
+    for (uint32_t d = 0; d < dim; d++) {
+        if (v[d] >= 0x1p-126f && half_exponent(v[d]) > most) {
+            most = half_exponent(v[d]);
+        }
+    }
+    for (uint32_t d = 0; d < dim; d++) {
+        if (v[d] >= 0x1p-126f) {
+            int distance = most - half_exponent(v[d]);
+            shifts[d] = (uint8_t)(distance < 7 ? distance : 7);
+        }
+    }
+}
+
 static void compute_center(const nbl_append_args *args, uint32_t b, uint32_t head)
 {
     const nbl_kv_shape *shape = args->pool->shape;
@@ -98,8 +172,12 @@ static void compute_center(const nbl_append_args *args, uint32_t b, uint32_t hea
     if (n == 0) {
         return;
     }
-    if (n >= CENTER_TOKENS_MIN) {
-        mean_vector(args, b, head, n < CENTER_TOKENS_MAX ? n : CENTER_TOKENS_MAX, mean);
+    n = n < CENTER_TOKENS_MAX ? n : CENTER_TOKENS_MAX;
+    if ((shape->centering & NBL_CENTERING_SHIFT) != 0) {
+        compute_shifts(args, b, head, n, args->centers.shifts + at * shape->k_dim);
+    }
+    if (n >= CENTER_TOKENS_MIN && (shape->centering & NBL_CENTERING_MEAN) != 0) {
+        mean_vector(args, b, head, n, mean);
     }
     oracle_quantize(NBL_INT8, 0, mean, shape->k_dim, &center, NULL);
     memcpy(args->centers.codes + at * shape->k_dim, center.codes, shape->k_dim);
@@ -170,6 +248,10 @@ static void restore(const nbl_gather_args *args, uint64_t t, uint32_t head, enum
     }
     oracle_hadamard(x, dim, side_hadamard(shape, side));
     oracle_hadamard_scale(x, dim, side_hadamard(shape, side));
+    if (side == ORACLE_K && (shape->centering & NBL_CENTERING_SHIFT) != 0) {
+        uint64_t at = center_at(&args->centers, shape, token_sequence(args->seq_indptr, args->batch, t), head);
+        oracle_shift(x, dim, args->centers.shifts + at * dim, -1);
+    }
 }
 
 static void gather_vector(const nbl_gather_args *args, uint64_t t, uint32_t head, enum oracle_side side)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* NUM 1.1: nothing is contracted, nothing is flushed, and binary32 is binary32. This file is compiled with fused operations
- * at hand: a build that lets the compiler contract fails here. */
+/* NUM 1.1: nothing is contracted, nothing is flushed, and binary32 is binary32. This file is compiled with fused
+ * operations at hand: a build that lets the compiler contract fails here. */
 #include "merge.h"
 
 #include <criterion/criterion.h>

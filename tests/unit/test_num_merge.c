@@ -113,7 +113,8 @@ Test(num_merge, sinks_join_the_denominator)
     uint64_t seed = 62;
     for (uint32_t n = 0; n < 20000u; n++) {
         row_states in;
-        float sink = n % 3u == 0 ? ends[random_index(&seed, COUNT(ends))] : support_normal(&seed) * (n % 3u == 1 ? 5.f : 90.f);
+        float sink = support_normal(&seed) * (n % 3u == 1 ? 5.0f : 90.0f);
+        sink = n % 3u == 0 ? ends[random_index(&seed, COUNT(ends))] : sink;
         random_states(&seed, &in);
         check_fold(&in, &sink, 0, n % 2u == 0 ? NBL_MERGE_LSE_BASE2 : 0u, "sink");
     }

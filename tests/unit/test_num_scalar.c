@@ -6,10 +6,10 @@
 
 #define GRID_STEPS (126 * 256)
 #define SWEEP_STEP 1021u
-#define EXPECT_BITS(x, expected, ...) \
-    do { \
+#define EXPECT_BITS(x, expected, ...)                                       \
+    do {                                                                    \
         uint32_t bits_ = nbl_bits_of(x), expected_ = nbl_bits_of(expected); \
-        cr_assert_eq(bits_, expected_, __VA_ARGS__); \
+        cr_assert_eq(bits_, expected_, __VA_ARGS__);                        \
     } while (0)
 
 /* NUM 1.3. */
@@ -166,8 +166,7 @@ Test(num_scalar, base_weights_are_rounded_powers_at_every_exponent)
     for (int32_t i = -126 * 256; i <= 127 * 256; i++) {
         float x = (float)i / 256.0f;
         float b = nbl_grid_base(x);
-        EXPECT_BITS(b, oracle_exp2_grid(i), "b of %a is %a, not %a", (double)x, (double)b,
-                    (double)oracle_exp2_grid(i));
+        EXPECT_BITS(b, oracle_exp2_grid(i), "b of %a is %a, not %a", (double)x, (double)b, (double)oracle_exp2_grid(i));
     }
 }
 

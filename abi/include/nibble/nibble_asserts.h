@@ -25,10 +25,10 @@
 #define NBL_V1_BYTES_nbl_page_layout       88u
 #define NBL_V1_BYTES_nbl_stream            16u
 #define NBL_V1_BYTES_nbl_quant_stats       40u
-#define NBL_V1_BYTES_nbl_centers           32u
-#define NBL_V1_BYTES_nbl_append_args       320u
-#define NBL_V1_BYTES_nbl_attend_args       672u
-#define NBL_V1_BYTES_nbl_gather_args       288u
+#define NBL_V1_BYTES_nbl_centers           40u
+#define NBL_V1_BYTES_nbl_append_args       328u
+#define NBL_V1_BYTES_nbl_attend_args       680u
+#define NBL_V1_BYTES_nbl_gather_args       296u
 #define NBL_V1_BYTES_nbl_copy_pages_args   72u
 #define NBL_V1_BYTES_nbl_transcode_args    88u
 #define NBL_V1_BYTES_nbl_merge_args        816u
@@ -151,9 +151,10 @@ NBL_ASSERT_FIELD(nbl_quant_stats, flushed, 32);
 NBL_ASSERT_SIZE(nbl_centers);
 NBL_ASSERT_FIELD(nbl_centers, codes, 0);
 NBL_ASSERT_FIELD(nbl_centers, exponents, 8);
-NBL_ASSERT_FIELD(nbl_centers, rows, 16);
-NBL_ASSERT_FIELD(nbl_centers, row_count, 24);
-NBL_ASSERT_FIELD(nbl_centers, reserved, 28);
+NBL_ASSERT_FIELD(nbl_centers, shifts, 16);
+NBL_ASSERT_FIELD(nbl_centers, rows, 24);
+NBL_ASSERT_FIELD(nbl_centers, row_count, 32);
+NBL_ASSERT_FIELD(nbl_centers, reserved, 36);
 
 NBL_ASSERT_SIZE(nbl_append_args);
 NBL_ASSERT_FIELD(nbl_append_args, struct_size, 0);
@@ -167,12 +168,12 @@ NBL_ASSERT_FIELD(nbl_append_args, v, 128);
 NBL_ASSERT_FIELD(nbl_append_args, slots, 224);
 NBL_ASSERT_FIELD(nbl_append_args, seq_indptr, 232);
 NBL_ASSERT_FIELD(nbl_append_args, centers, 240);
-NBL_ASSERT_FIELD(nbl_append_args, center_mode, 272);
-NBL_ASSERT_FIELD(nbl_append_args, reserved, 276);
-NBL_ASSERT_FIELD(nbl_append_args, stats, 280);
-NBL_ASSERT_FIELD(nbl_append_args, workspace, 288);
-NBL_ASSERT_FIELD(nbl_append_args, workspace_bytes, 296);
-NBL_ASSERT_FIELD(nbl_append_args, stream, 304);
+NBL_ASSERT_FIELD(nbl_append_args, center_mode, 280);
+NBL_ASSERT_FIELD(nbl_append_args, reserved, 284);
+NBL_ASSERT_FIELD(nbl_append_args, stats, 288);
+NBL_ASSERT_FIELD(nbl_append_args, workspace, 296);
+NBL_ASSERT_FIELD(nbl_append_args, workspace_bytes, 304);
+NBL_ASSERT_FIELD(nbl_append_args, stream, 312);
 
 NBL_ASSERT_SIZE(nbl_attend_args);
 NBL_ASSERT_FIELD(nbl_attend_args, struct_size, 0);
@@ -205,9 +206,9 @@ NBL_ASSERT_FIELD(nbl_attend_args, alibi_slopes, 584);
 NBL_ASSERT_FIELD(nbl_attend_args, sinks, 592);
 NBL_ASSERT_FIELD(nbl_attend_args, tree_mask, 600);
 NBL_ASSERT_FIELD(nbl_attend_args, centers, 608);
-NBL_ASSERT_FIELD(nbl_attend_args, workspace, 640);
-NBL_ASSERT_FIELD(nbl_attend_args, workspace_bytes, 648);
-NBL_ASSERT_FIELD(nbl_attend_args, stream, 656);
+NBL_ASSERT_FIELD(nbl_attend_args, workspace, 648);
+NBL_ASSERT_FIELD(nbl_attend_args, workspace_bytes, 656);
+NBL_ASSERT_FIELD(nbl_attend_args, stream, 664);
 
 NBL_ASSERT_SIZE(nbl_gather_args);
 NBL_ASSERT_FIELD(nbl_gather_args, struct_size, 0);
@@ -221,7 +222,7 @@ NBL_ASSERT_FIELD(nbl_gather_args, k, 40);
 NBL_ASSERT_FIELD(nbl_gather_args, v, 136);
 NBL_ASSERT_FIELD(nbl_gather_args, seq_indptr, 232);
 NBL_ASSERT_FIELD(nbl_gather_args, centers, 240);
-NBL_ASSERT_FIELD(nbl_gather_args, stream, 272);
+NBL_ASSERT_FIELD(nbl_gather_args, stream, 280);
 
 NBL_ASSERT_SIZE(nbl_copy_pages_args);
 NBL_ASSERT_FIELD(nbl_copy_pages_args, struct_size, 0);

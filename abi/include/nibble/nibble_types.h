@@ -182,6 +182,10 @@ enum nbl_scale_rule {
 #define NBL_REGIONS_MAX 8u
 #define NBL_MEMORY_ALIGNMENT 256u /**< bytes: of what memory_alloc gives, and of workspaces */
 
+#define NBL_CENTERING_MEAN 1u  /**< the mean of a sequence's first tokens is taken off (NUM 4.2) */
+#define NBL_CENTERING_SHIFT 2u /**< channels of K are scaled by powers of two, those of Q the other way (NUM 4.5) */
+#define NBL_CENTERING_ALL 3u
+
 /** Geometry and transforms of a KV cache; says everything but the formats and where the bytes are. */
 typedef struct nbl_kv_shape {
     NBL_HEADER;
@@ -194,7 +198,7 @@ typedef struct nbl_kv_shape {
     uint32_t v_hadamard;   /**< 0 or a power of two 8..256 dividing Dv: on V, undone on O */
     uint32_t k_scale_rule; /**< enum nbl_scale_rule */
     uint32_t v_scale_rule; /**< enum nbl_scale_rule */
-    uint32_t centering;    /**< 0 or 1: K is stored relative to a centre per (sequence, layer, head) (NUM 4.2) */
+    uint32_t centering;    /**< NBL_CENTERING_ bits: what K is stored relative to, per (sequence, layer, head) */
 } nbl_kv_shape;
 
 /** A run of page ids that share one pair of formats. Page p of layer l has its codes at
@@ -277,18 +281,18 @@ typedef struct nbl_quant_stats {
     uint64_t flushed;    /**< non-zero vectors stored as all zeros */
 } nbl_quant_stats;
 
-/** What append does about the K centre when shape.centering is 1 (NUM 4.2). */
+/** What append does about the centres when shape.centering is not 0 (NUM 4.2, 4.5). */
 enum nbl_center_mode {
-    NBL_CENTER_USE = 0,     /**< subtract the centre given */
-    NBL_CENTER_COMPUTE = 1, /**< first set each sequence's centre from its tokens in this call, then subtract it */
+    NBL_CENTER_USE = 0,     /**< use the centres given */
+    NBL_CENTER_COMPUTE = 1, /**< first set each sequence's centre from its tokens in this call, then use it */
     NBL_CENTER_MAX_ENUM = 0x7fffffff
 };
 
-/** Per-sequence K centres of one layer, in the transformed domain: row r = index of the sequence.
- *  codes: int8 [rows, Hk, Dk] packed; exponents: uint8 [rows, Hk], biased by 127. Ignored without centering. */
+/** Per-sequence K centres of one layer: row r = index of the sequence. Arrays are packed. Ignored without centering. */
 typedef struct nbl_centers {
-    int8_t *codes;
-    uint8_t *exponents;
+    int8_t *codes;       /**< int8 [rows, Hk, Dk], in the transformed domain (NUM 4.2) */
+    uint8_t *exponents;  /**< uint8 [rows, Hk], biased by 127 */
+    uint8_t *shifts;     /**< uint8 [rows, Hk, Dk], 0 to 7 (NUM 4.5); NULL without NBL_CENTERING_SHIFT */
     const int32_t *rows; /**< [B] row of each sequence, or NULL: row b for sequence b */
     uint32_t row_count;
     uint32_t reserved;

@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file prepare.cu
+ * @brief First step of attend: checks every sequence, brings query rows to canonical form (NUM 5.1).
+ *
+ * The first blocks check a sequence each, the others take query rows, a team of Dp/16 threads per row. Neither waits for the
+ * other: later steps skip the rows of sequences found bad.
+ */
+#include "../attend.h"
+#include "../ptx/ptx.cuh"
+#include "../tile/block16.cuh"
+#include "exp2grid.h"
+
+#define THREADS 256u
+#define VECTORS_MAX (THREADS / 2u)
+#define SLOPE_MAX 65536.0f /* NUM 5.1 */
+
+/* ------------------------------------------------------------------------------------------------ sequences */
+
+/* Lengths of sequence b; false if they are bad. */
+static __device__ bool check_lengths(const attend_params &p, uint32_t b, int32_t q_first, int64_t q_len, int32_t kv_len)
+{
+    if (q_first < 0 || q_len < 0 || (uint64_t)q_first + (uint64_t)q_len > p.q_tokens) {
+        return false; /* reported with the indptr */
+    }
+    if (kv_len < 0 || (uint32_t)kv_len > p.kv_len_max) {
+        cuda_fault_report(p.status, CUDA_FAULT_KV_LEN, b, 0, kv_len, p.kv_len_max);
+        return false;
+    }
+    if (q_len > (int64_t)p.q_len_max) {
+        cuda_fault_report(p.status, CUDA_FAULT_Q_LEN, b, 0, q_len, p.q_len_max);
+        return false;
+    }
+    if (p.tree_mask != NULL && (uint64_t)q_len > 32u * (uint64_t)p.tree_mask_stride) {
+        cuda_fault_report(p.status, CUDA_FAULT_TREE_MASK, b, 0, q_len, p.tree_mask_stride);
+        return false;
+    }
+    return true;
+}
+
+/* The thread's share of the sequence's pages; lengths are good. */
+static __device__ bool check_pages(const attend_params &p, uint32_t b, uint32_t kv_len)
+{
+    const int32_t *table = p.page_table + (uint64_t)b * p.page_table_stride;
+    uint32_t pages = (kv_len + p.pages.page_tokens - 1u) / p.pages.page_tokens;
+    if (pages > p.page_table_stride) {
+        cuda_fault_report(p.status, CUDA_FAULT_TABLE_STRIDE, b, pages, kv_len, p.page_table_stride);
+        return false;
+    }
+    bool good = true;
+    for (uint32_t i = threadIdx.x; i < pages; i += THREADS) {
+        if (cuda_region_find(&p.pages, table[i]) == NULL) {
+            cuda_fault_report(p.status, CUDA_FAULT_TABLE_PAGE, b, i, table[i], 0);
+            good = false;
+        }
+    }
+    return good;
+}
+
+/* The thread's share of the sinks and slopes. */
+static __device__ bool check_heads(const attend_params &p)
+{
+    bool good = true;
+    for (uint32_t h = threadIdx.x; h < p.q_heads; h += THREADS) {
+        if (p.sinks != NULL && !(fabsf(p.sinks[h]) <= NBL_LOGIT_MAX) && p.sinks[h] != -INFINITY) {
+            cuda_fault_report(p.status, CUDA_FAULT_SINK, h, 0, nbl_bits_of(p.sinks[h]), 0);
+            good = false;
+        }
+        if (p.alibi_slopes != NULL && !(fabsf(p.alibi_slopes[h]) <= SLOPE_MAX)) {
+            cuda_fault_report(p.status, CUDA_FAULT_SLOPE, h, 0, nbl_bits_of(p.alibi_slopes[h]), 0);
+            good = false;
+        }
+    }
+    return good;
+}
+
+static __device__ bool check_center(const attend_params &p, uint32_t b)
+{
+    if (!p.centering || center_row(&p.centers, b) >= 0) {
+        return true;
+    }
+    cuda_fault_report(p.status, CUDA_FAULT_CENTER_ROW, b, 0, p.centers.rows != NULL ? p.centers.rows[b] : (int64_t)b,
+                      p.centers.row_count);
+    return false;
+}
+
+static __device__ void check_sequence(const attend_params &p, uint32_t b)
+{
+    int32_t q_first = p.q_indptr[b];
+    int64_t q_len = (int64_t)p.q_indptr[b + 1u] - q_first;
+    int32_t kv_len = p.kv_len[b];
+    bool good = check_indptr_entry(p.q_indptr, b + 1u, p.batch, p.q_tokens, 0, p.status);
+    good = (b != 0 || check_indptr_entry(p.q_indptr, 0, p.batch, p.q_tokens, 0, p.status)) && good;
+    good = check_lengths(p, b, q_first, q_len, kv_len) && good;
+    good = check_center(p, b) && check_heads(p) && good;
+    good = good && check_pages(p, b, (uint32_t)kv_len);
+    good = __syncthreads_and(good) != 0;
+    if (threadIdx.x == 0) {
+        p.sequences[b] = good ? cuda_sequence{q_first, (int32_t)q_len, kv_len, 0} : cuda_sequence{0, 0, 0, 0};
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ rows */
+
+/* q8 or q4 of NUM 3.6: the thread's canonical codes; the exponent of the row is returned. */
+static __device__ int32_t quantize(const attend_params &p, const float (&x)[BLOCK16], uint32_t team, uint32_t b,
+                                   uint32_t *slot, int32_t (&codes)[BLOCK16])
+{
+    block16_codes q;
+    if (p.q_format != NBL_Q4) {
+        block16_int8(x, block16_team_max(block16_amax_bits(x), team, slot, b == 0), &q);
+#pragma unroll
+        for (uint32_t i = 0; i < BLOCK16; ++i) {
+            codes[i] = (int8_t)q.code[i];
+        }
+        return q.exponent;
+    }
+    int32_t e = block16_mxfp4_exponent(x, NBL_RULE_OPTIMAL, true, b);
+    int32_t most = (int32_t)block16_team_max((uint32_t)(e - NBL_BLOCK_E_MIN), team, slot, b == 0) + NBL_BLOCK_E_MIN;
+    e = max(e, most - NBL_BLOCK_E_SPREAD);
+    int32_t least = NBL_BLOCK_E_MAX - (int32_t)block16_team_max((uint32_t)(NBL_BLOCK_E_MAX - e), team, slot, b == 0);
+    block16_mxfp4(x, e, &q);
+#pragma unroll
+    for (uint32_t i = 0; i < BLOCK16; ++i) {
+        codes[i] = nbl_e2m1_half_units(q.code[i]) * (1 << (e - least));
+    }
+    return least - 1;
+}
+
+/* The thread's part of sum_d cq[d] * mu[d] (NUM 5.7); 0 without a centre. */
+static __device__ int32_t center_dot(const attend_params &p, int64_t row, uint32_t kv_head, uint32_t b,
+                                     const int32_t (&codes)[BLOCK16])
+{
+    int32_t dot = 0;
+    if (row >= 0) {
+        const int8_t *center = p.centers.codes + ((uint64_t)row * p.kv_heads + kv_head) * p.k_dim;
+#pragma unroll
+        for (uint32_t i = 0; i < BLOCK16; ++i) {
+            uint32_t d = b * BLOCK16 + i;
+            dot += d < p.k_dim ? codes[i] * center[d] : 0;
+        }
+    }
+    return dot;
+}
+
+static __device__ uint4 pack(const int32_t (&codes)[BLOCK16])
+{
+    uint32_t words[4];
+#pragma unroll
+    for (uint32_t i = 0; i < 4u; ++i) {
+        words[i] = ((uint32_t)codes[4u * i] & 0xffu) | ((uint32_t)codes[4u * i + 1u] & 0xffu) << 8 |
+                   ((uint32_t)codes[4u * i + 2u] & 0xffu) << 16 | ((uint32_t)codes[4u * i + 3u] & 0xffu) << 24;
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+static __device__ int32_t sum_of(const int32_t (&codes)[BLOCK16])
+{
+    int32_t sum = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < BLOCK16; ++i) {
+        sum += codes[i];
+    }
+    return sum;
+}
+
+/* Loads and transforms the thread's elements of a row; zeros where there is none. */
+static __device__ void load(const attend_params &p, uint32_t token, uint32_t head, bool active, uint32_t b,
+                            float (&x)[BLOCK16])
+{
+#pragma unroll
+    for (uint32_t i = 0; i < BLOCK16; ++i) {
+        x[i] = 0.0f;
+    }
+    if (active) {
+        block16_counts ignored = {0, 0, 0};
+        block16_read(&p.q, p.q.data + (int64_t)token * p.q.stride[0] + (int64_t)head * p.q.stride[1], 2, p.k_dim, b, x);
+        block16_sanitize(x, &ignored);
+    }
+    block16_hadamard(x, b, p.k_hadamard);
+}
+
+static __device__ void prepare_rows(const attend_params &p, uint32_t block, uint32_t *slots)
+{
+    uint32_t team = p.k_dim_padded / BLOCK16;
+    uint32_t vectors = THREADS / team;
+    uint32_t vector = min(threadIdx.x / team, vectors - 1u);
+    uint32_t b = threadIdx.x % team;
+    uint64_t row = (uint64_t)block * vectors + threadIdx.x / team;
+    bool active = threadIdx.x / team < vectors && row < (uint64_t)p.q_tokens * p.q_heads;
+    uint32_t token = active ? (uint32_t)(row / p.q_heads) : 0u;
+    uint32_t head = active ? (uint32_t)(row % p.q_heads) : 0u;
+    uint32_t sequence = sequence_of(p.q_indptr, p.batch, token);
+    uint32_t kv_head = head / p.group_rows;
+    int64_t center = p.centering ? center_row(&p.centers, sequence) : -1;
+    float x[BLOCK16];
+    int32_t codes[BLOCK16];
+    load(p, token, head, active, b, x);
+    int32_t exponent = quantize(p, x, team, b, &slots[vector], codes);
+    int32_t sum = block16_team_sum(sum_of(codes), team, &slots[vector], b == 0);
+    int32_t dot = block16_team_sum(center_dot(p, center, kv_head, b, codes), team, &slots[vector], b == 0);
+    if (!active) {
+        return;
+    }
+    *(uint4 *)(void *)(p.codes + row * p.k_dim_padded + b * BLOCK16) = pack(codes);
+    if (b == 0) {
+        cuda_query query;
+        query.scale = p.c * nbl_pow2(exponent - nbl_log2_of(p.k_hadamard));
+        query.offset = 0.0f;
+        query.bias = -128 * sum;
+        query.sequence = (int32_t)sequence;
+        if (center >= 0) {
+            uint8_t unit = p.centers.exponents[(uint64_t)center * p.kv_heads + kv_head];
+            query.offset = (float)dot * nbl_pow2(nbl_e8m0_decode_slot(unit)) * query.scale;
+        }
+        p.queries[row] = query;
+    }
+}
+
+static __global__ void __launch_bounds__(THREADS) prepare_kernel(const __grid_constant__ attend_params p)
+{
+    __shared__ uint32_t slots[VECTORS_MAX];
+    ptx_grid_release();
+    if (blockIdx.x < p.batch) {
+        check_sequence(p, blockIdx.x);
+    } else {
+        prepare_rows(p, blockIdx.x - p.batch, slots);
+    }
+}
+
+extern "C" cudaError_t nbl_cuda_attend_prepare(const attend_params *p, cudaStream_t stream)
+{
+    uint64_t vectors = THREADS * BLOCK16 / p->k_dim_padded;
+    uint64_t rows = (uint64_t)p->q_tokens * p->q_heads;
+    prepare_kernel<<<(uint32_t)(p->batch + (rows + vectors - 1u) / vectors), THREADS, 0, stream>>>(*p);
+    return cudaGetLastError();
+}

@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file ptx.cuh
+ * @brief One PTX instruction per wrapper; the section of the PTX ISA that defines it is cited. Nothing else in this
+ * folder's users is inline assembly.
+ */
+#ifndef CUDA_PTX_H
+#define CUDA_PTX_H
+
+#include <stdint.h>
+
+#define PTX_FN static __device__ __forceinline__
+
+/* ------------------------------------------------------------------------------------------------ integer dot products */
+
+/** c + sum of four products u8 * s8. PTX ISA, Integer Arithmetic, dp4a */
+PTX_FN int32_t ptx_dp4a_us(uint32_t a_unsigned, int32_t b_signed, int32_t c)
+{
+    int32_t d;
+    asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a_unsigned), "r"(b_signed), "r"(c));
+    return d;
+}
+
+/** c + sum of four products s8 * s8. PTX ISA, Integer Arithmetic, dp4a */
+PTX_FN int32_t ptx_dp4a_ss(int32_t a, int32_t b, int32_t c)
+{
+    int32_t d;
+    asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
+/* ------------------------------------------------------------------------------------------------ matrix products */
+
+/* d = a * b + d for A 16x32 (row), B 32x8 (col), bytes, D 16x8 s32. PTX ISA, Warp Level Matrix, mma.m16n8k32 */
+#define PTX_MMA_M16N8K32(name, types)                                                                              \
+    PTX_FN void name(int32_t (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])                                 \
+    {                                                                                                                 \
+        asm("mma.sync.aligned.m16n8k32.row.col.s32." types ".s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
+            : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])                                                           \
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));                                      \
+    }
+PTX_MMA_M16N8K32(ptx_mma_m16n8k32_ss, "s8.s8")
+PTX_MMA_M16N8K32(ptx_mma_m16n8k32_us, "u8.s8")
+PTX_MMA_M16N8K32(ptx_mma_m16n8k32_su, "s8.u8")
+PTX_MMA_M16N8K32(ptx_mma_m16n8k32_uu, "u8.u8")
+#undef PTX_MMA_M16N8K32
+
+/** Transposes an 8x8 matrix of b16 spread over a warp. PTX ISA, Warp Level Matrix, movmatrix */
+PTX_FN uint32_t ptx_movmatrix_trans(uint32_t a)
+{
+    uint32_t d;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(d) : "r"(a));
+    return d;
+}
+
+/** Shared-memory address of a generic pointer into shared memory. */
+PTX_FN uint32_t ptx_shared_address(const void *pointer)
+{
+    return (uint32_t)__cvta_generic_to_shared(pointer);
+}
+
+/** Loads four 8x8 matrices of b16; lane i names row i%8 of matrix i/8. PTX ISA, Warp Level Matrix, ldmatrix */
+PTX_FN void ptx_ldmatrix_x4(uint32_t (&d)[4], uint32_t shared_row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                 : "r"(shared_row)
+                 : "memory");
+}
+
+/** The same with each matrix transposed. PTX ISA, Warp Level Matrix, ldmatrix */
+PTX_FN void ptx_ldmatrix_x4_trans(uint32_t (&d)[4], uint32_t shared_row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                 : "r"(shared_row)
+                 : "memory");
+}
+
+/* ------------------------------------------------------------------------------------------------ exponential */
+
+/** 2^x, relative error below 2^-22; subnormal results are 0. PTX ISA, Floating Point, ex2 */
+PTX_FN float ptx_ex2(float x)
+{
+    float d;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(x));
+    return d;
+}
+
+/* ------------------------------------------------------------------------------------------------ asynchronous copies */
+
+/** Copies 16 bytes from global to shared memory, past L1. PTX ISA, Data Movement, cp.async */
+PTX_FN void ptx_cp_async_16(uint32_t shared, const void *global)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+}
+
+/** The same, but only the first `bytes` (0..16) are read; the rest becomes 0. PTX ISA, Data Movement, cp.async */
+PTX_FN void ptx_cp_async_16_zfill(uint32_t shared, const void *global, uint32_t bytes)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
+}
+
+/** Closes a group of cp.async. PTX ISA, Data Movement, cp.async.commit_group */
+PTX_FN void ptx_cp_async_commit(void)
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/** Waits until at most N groups are open. PTX ISA, Data Movement, cp.async.wait_group */
+template <int N> PTX_FN void ptx_cp_async_wait(void)
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+
+/** Bulk copy global to shared memory; bytes and both addresses are multiples of 16; completes on the barrier.
+ *  PTX ISA, Data Movement, cp.async.bulk */
+PTX_FN void ptx_bulk_copy(uint32_t shared, const void *global, uint32_t bytes, uint32_t barrier, uint64_t policy)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+                     "r"(shared),
+                 "l"(global), "r"(bytes), "r"(barrier), "l"(policy)
+                 : "memory");
+}
+
+/** Cache policy for data that is read once. PTX ISA, Data Movement, createpolicy */
+PTX_FN uint64_t ptx_policy_evict_first(void)
+{
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+/** Cache policy for data that is read again soon. PTX ISA, Data Movement, createpolicy */
+PTX_FN uint64_t ptx_policy_evict_last(void)
+{
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+/** PTX ISA, Parallel Synchronization, mbarrier.init */
+PTX_FN void ptx_mbarrier_init(uint32_t barrier, uint32_t count)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+
+/** Makes initialised barriers visible to the copy engine. PTX ISA, Parallel Synchronization, fence.mbarrier_init */
+PTX_FN void ptx_fence_mbarrier_init(void)
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+/** Orders ordinary accesses of shared memory before those of the copy engine and wgmma. PTX ISA, Parallel Synchronization, fence.proxy */
+PTX_FN void ptx_fence_proxy_async(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/** Arrives and announces bytes to come. PTX ISA, Parallel Synchronization, mbarrier.arrive */
+PTX_FN void ptx_mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+/** PTX ISA, Parallel Synchronization, mbarrier.arrive */
+PTX_FN void ptx_mbarrier_arrive(uint32_t barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+/** 1 if the phase of that parity is over; may wait a while. PTX ISA, Parallel Synchronization, mbarrier.try_wait */
+PTX_FN uint32_t ptx_mbarrier_try_wait(uint32_t barrier, uint32_t parity)
+{
+    uint32_t done;
+    asm volatile("{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+    return done;
+}
+
+/** Waits for the end of the phase of that parity. */
+PTX_FN void ptx_mbarrier_wait(uint32_t barrier, uint32_t parity)
+{
+    while (ptx_mbarrier_try_wait(barrier, parity) == 0) {
+    }
+}
+
+#endif
+
+/** Waits for the kernels this one depends on and sees their writes. Nothing before sm_90. PTX ISA, Parallel Synchronization, griddepcontrol */
+PTX_FN void ptx_grid_wait(void)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/** Lets the next kernel start. Nothing before sm_90. PTX ISA, Parallel Synchronization, griddepcontrol */
+PTX_FN void ptx_grid_release(void)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+#endif

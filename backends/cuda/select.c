@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file select.c
+ * @brief Workspace plan and kernel choice of attend.
+ */
+#include "select.h"
+
+#include <nibble/nibble_types.h>
+
+#define SEQUENCE_BYTES 16u /* sizeof(cuda_sequence), sizeof(cuda_query); asserted in attend.c */
+#define QUERY_BYTES 16u
+#define DIM_BLOCK 32u
+#define STATE_HEAD_FLOATS 4u
+
+static uint64_t aligned(uint64_t bytes)
+{
+    return (bytes + CUDA_WORKSPACE_ALIGNMENT - 1u) / CUDA_WORKSPACE_ALIGNMENT * CUDA_WORKSPACE_ALIGNMENT;
+}
+
+static uint64_t min_u64(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+static uint64_t max_u64(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+static uint32_t padded(uint32_t dim)
+{
+    return (dim + DIM_BLOCK - 1u) / DIM_BLOCK * DIM_BLOCK;
+}
+
+/* Query tokens of a decode-like call: those that may share CUDA_DECODE_ROWS_MAX rows per kv head. */
+static uint64_t decode_tokens(const attend_bounds *b)
+{
+    uint64_t per_sequence = CUDA_DECODE_ROWS_MAX / (b->q_heads / b->kv_heads);
+    return min_u64(b->q_tokens, b->batch * min_u64(b->q_len_max, per_sequence));
+}
+
+/* Few rows over a cache are always split, so that all multiprocessors have work; many rows only where the states are small.
+ * Neither looks at the range: no call within the bounds needs more workspace than the bounds say. */
+cuda_plan cuda_plan_make(const attend_bounds *b, uint64_t scratch_bytes)
+{
+    cuda_plan p = {0};
+    uint64_t rows_per_head = (uint64_t)b->q_len_max * (b->q_heads / b->kv_heads);
+    p.chunks = (b->kv_len_max + NBL_CHUNK_TOKENS - 1u) / NBL_CHUNK_TOKENS;
+    p.state_floats = STATE_HEAD_FLOATS + padded(b->v_dim);
+    p.rows = b->q_tokens * b->q_heads;
+    uint64_t bytes_per_row = (uint64_t)p.chunks * p.state_floats * sizeof(float);
+    uint64_t states = p.rows * bytes_per_row;
+    uint64_t decode_states = decode_tokens(b) * b->q_heads * bytes_per_row;
+    p.split = rows_per_head <= CUDA_DECODE_ROWS_MAX || states <= CUDA_SPLIT_BYTES_MAX;
+    p.states_bytes = max_u64(min_u64(states, CUDA_SPLIT_BYTES_MAX), decode_states);
+    p.queries_at = aligned((uint64_t)b->batch * SEQUENCE_BYTES);
+    p.codes_at = p.queries_at + aligned(p.rows * QUERY_BYTES);
+    p.states_at = p.codes_at + aligned(p.rows * padded(b->k_dim));
+    p.scratch_at = p.states_at + aligned(p.states_bytes);
+    p.scratch_bytes = scratch_bytes;
+    p.bytes = p.scratch_at + aligned(scratch_bytes);
+    return p;
+}
+
+void cuda_plan_restrict(cuda_plan *plan, uint32_t range_begin, uint32_t range_end)
+{
+    if (range_end == 0) {
+        return;
+    }
+    uint32_t end = (uint32_t)min_u64(range_end / NBL_CHUNK_TOKENS, plan->chunks);
+    plan->first_chunk = range_begin / NBL_CHUNK_TOKENS;
+    plan->chunks = end > plan->first_chunk ? end - plan->first_chunk : 0;
+}
+
+enum cuda_kernel cuda_kernel_choose(uint32_t split, uint32_t q_len_max, uint32_t group_rows, int decode_takes,
+                                    int prefill_takes)
+{
+    if (prefill_takes && (uint64_t)q_len_max * group_rows > CUDA_DECODE_ROWS_MAX) {
+        return CUDA_KERNEL_PREFILL;
+    }
+    if (decode_takes && split) {
+        return CUDA_KERNEL_DECODE;
+    }
+    return CUDA_KERNEL_GENERIC;
+}

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file select.h
+ * @brief Sizes of an attend call and the kernel that does it; host code without CUDA, so that tests need no GPU.
+ *
+ * Nothing here can change a bit of a result: kernels and cuts are interchangeable (NUM 5).
+ */
+#ifndef CUDA_SELECT_H
+#define CUDA_SELECT_H
+
+#include <stdint.h>
+
+#define CUDA_SPLIT_BYTES_MAX (UINT64_C(64) << 20) /**< chunk states of a call with many rows */
+#define CUDA_DECODE_ROWS_MAX 64u /**< query rows per sequence and kv head up to which a call always is split */
+#define CUDA_WORKSPACE_ALIGNMENT 256u
+
+/** Bounds that a workspace is sized for. */
+typedef struct attend_bounds {
+    uint32_t batch;
+    uint64_t q_tokens;
+    uint32_t q_heads;
+    uint32_t kv_heads;
+    uint32_t k_dim;
+    uint32_t v_dim;
+    uint32_t page_tokens;
+    uint32_t q_len_max;
+    uint32_t kv_len_max;
+    uint32_t processors; /**< multiprocessors of the device */
+    uint32_t capability; /**< 10 * major + minor */
+} attend_bounds;
+
+/** Sizes of a call and places in its workspace, in bytes. */
+typedef struct cuda_plan {
+    uint32_t first_chunk;
+    uint32_t chunks; /**< within kv_len_max and the range */
+    uint32_t split;  /**< 1: chunk states go through the workspace */
+    uint32_t state_floats;
+    uint64_t rows; /**< q_tokens * q_heads */
+    uint64_t sequences_at;
+    uint64_t queries_at;
+    uint64_t codes_at;
+    uint64_t states_at;
+    uint64_t states_bytes; /**< that any call within the bounds may need */
+    uint64_t scratch_at;
+    uint64_t scratch_bytes;
+    uint64_t bytes;
+} cuda_plan;
+
+/** Plan of a call, or of all calls within bounds: never smaller for larger bounds. scratch_bytes is what the fast kernels
+ *  ask for. */
+cuda_plan cuda_plan_make(const attend_bounds *bounds, uint64_t scratch_bytes);
+
+/** Leaves only the chunks of a range; both 0: all. Places stay as they are. */
+void cuda_plan_restrict(cuda_plan *plan, uint32_t range_begin, uint32_t range_end);
+
+enum cuda_kernel { CUDA_KERNEL_GENERIC = 0, CUDA_KERNEL_DECODE = 1, CUDA_KERNEL_PREFILL = 2 };
+
+/** Kernel of a call, from what the fast ones say they take. */
+enum cuda_kernel cuda_kernel_choose(uint32_t split, uint32_t q_len_max, uint32_t group_rows, int decode_takes,
+                                    int prefill_takes);
+
+#endif
