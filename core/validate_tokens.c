@@ -12,15 +12,17 @@ nbl_status nbl_centers_check(const nbl_centers *centers, uint32_t batch, const n
     NBL_TRY(nbl_reserved_check("nbl_centers", centers->reserved, err));
     NBL_TRY(nbl_value_check("centers.", "row_count", centers->row_count, centers->rows == NULL ? batch : 1u, INT32_MAX,
                             err));
-    NBL_TRY(nbl_pointer_check("centers.codes", centers->codes, heads, 1, err));
-    NBL_TRY(nbl_pointer_check("centers.exponents", centers->exponents, heads, 1, err));
+    if ((shape->centering & NBL_CENTERING_MEAN) != 0) {
+        NBL_TRY(nbl_pointer_check("centers.codes", centers->codes, heads, 1, err));
+        NBL_TRY(nbl_pointer_check("centers.exponents", centers->exponents, heads, 1, err));
+        nbl_extents_add(extents, "centers.codes", centers->codes, heads, shape->k_dim, written);
+        nbl_extents_add(extents, "centers.exponents", centers->exponents, heads, 1, written);
+    }
     if ((shape->centering & NBL_CENTERING_SHIFT) != 0) {
         NBL_TRY(nbl_pointer_check("centers.shifts", centers->shifts, heads, 1, err));
         nbl_extents_add(extents, "centers.shifts", centers->shifts, heads, shape->k_dim, written);
     }
     NBL_TRY(nbl_pointer_check("centers.rows", centers->rows, 0, sizeof(int32_t), err));
-    nbl_extents_add(extents, "centers.codes", centers->codes, heads, shape->k_dim, written);
-    nbl_extents_add(extents, "centers.exponents", centers->exponents, heads, 1, written);
     nbl_extents_add(extents, "centers.rows", centers->rows, batch, sizeof(int32_t), false);
     return NBL_OK;
 }

@@ -10,7 +10,7 @@
 
 /** One centre in its array. */
 typedef struct sim_center {
-    int8_t *codes;
+    int8_t *codes;     /* NULL without a mean */
     uint8_t *exponent;
     uint8_t *shifts; /**< NULL without channel shifts */
 } sim_center;
@@ -20,7 +20,11 @@ static inline sim_center sim_center_at(const nbl_centers *centers, const nbl_kv_
 {
     uint64_t row = centers->rows != NULL ? (uint64_t)centers->rows[sequence] : sequence;
     uint64_t index = row * shape->kv_heads + head;
-    sim_center center = {centers->codes + index * shape->k_dim, centers->exponents + index, NULL};
+    sim_center center = {NULL, NULL, NULL};
+    if (shape->centering & NBL_CENTERING_MEAN) {
+        center.codes = centers->codes + index * shape->k_dim;
+        center.exponent = centers->exponents + index;
+    }
     if (shape->centering & NBL_CENTERING_SHIFT) {
         center.shifts = centers->shifts + index * shape->k_dim;
     }

@@ -136,8 +136,10 @@ static void centers_plan(nbl_plan *plan)
     const uint64_t vectors = (uint64_t)shape->layers * plan->config.sequences_max * shape->kv_heads;
     if (shape->centering == 0)
         return;
-    (void)reserve(&plan->center_bytes, vectors * shape->k_dim);
-    plan->center_exponents = reserve(&plan->center_bytes, vectors);
+    if ((shape->centering & NBL_CENTERING_MEAN) != 0) {
+        plan->center_codes = reserve(&plan->center_bytes, vectors * shape->k_dim);
+        plan->center_exponents = reserve(&plan->center_bytes, vectors);
+    }
     if ((shape->centering & NBL_CENTERING_SHIFT) != 0)
         plan->center_shifts = reserve(&plan->center_bytes, vectors * shape->k_dim);
 }

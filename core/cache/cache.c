@@ -260,8 +260,10 @@ nbl_centers nbl_cache_centers(const nbl_cache *cache, uint32_t layer, const int3
     nbl_centers centers = {.row_count = c->sequences_max};
     if (c->shape.centering == 0)
         return centers;
-    centers.codes = (int8_t *)cache->centers + heads * c->shape.k_dim;
-    centers.exponents = (uint8_t *)cache->centers + cache->plan.center_exponents + heads;
+    if ((c->shape.centering & NBL_CENTERING_MEAN) != 0) {
+        centers.codes = (int8_t *)cache->centers + cache->plan.center_codes + heads * c->shape.k_dim;
+        centers.exponents = (uint8_t *)cache->centers + cache->plan.center_exponents + heads;
+    }
     if ((c->shape.centering & NBL_CENTERING_SHIFT) != 0)
         centers.shifts = (uint8_t *)cache->centers + cache->plan.center_shifts + heads * c->shape.k_dim;
     centers.rows = rows;

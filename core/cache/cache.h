@@ -44,6 +44,7 @@ typedef struct nbl_plan {
     uint32_t pages;            /**< of all regions */
     uint64_t slots_max;        /**< tokens that all pages hold, so the most one append can bring */
     uint64_t table_entries;    /**< page table of one backend call */
+    uint64_t center_codes;     /**< byte offset of the codes in the centre block */
     uint64_t center_exponents; /**< byte offset of the exponents in the centre block */
     uint64_t center_shifts;    /**< byte offset of the channel shifts in it */
     nbl_metadata_layout metadata;
@@ -174,7 +175,7 @@ struct nbl_cache {
     nbl_pool pool;
     void *codes;
     void *scales;
-    void *centers; /**< int8 [layers, S, Hk, Dk], then uint8 [layers, S, Hk], then shifts like the codes */
+    void *centers; /**< codes int8 [layers, S, Hk, Dk], exponents [layers, S, Hk], shifts like the codes; what centering asks for */
     uint8_t *metadata_block;
     void *workspace;
     nbl_page_stack pages[NBL_CACHE_REGIONS_MAX];

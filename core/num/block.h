@@ -31,7 +31,8 @@ NBL_FN uint8_t nbl_block_zero_code(uint32_t format)
 /** m_b of an int4p vector: nibbles of multiplier pairs, NUM 2.5. */
 NBL_FN int32_t nbl_int4p_multiplier(const uint8_t *scales, uint32_t block)
 {
-    return (int32_t)((scales[block / 2u] >> (4u * (block % 2u))) & 15u) + 1;
+    uint32_t pair = scales[block / 2u];
+    return (int32_t)((pair >> (4u * (block % 2u))) & 15u) + 1;
 }
 
 /** Smallest block exponent of an mxfp4 vector. */

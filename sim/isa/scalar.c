@@ -20,7 +20,8 @@ static void load_token(const sim_group *group, enum nbl_kind kind, uint32_t toke
                                          : nbl_layout_v_code_byte(group->format, group->dim, SIM_GROUP, token, d);
         uint32_t shift = kind == NBL_KIND_K ? nbl_layout_k_code_shift(group->format, d)
                                             : nbl_layout_v_code_shift(group->format, d);
-        v->codes[d] = group->format == NBL_INT8 ? group->codes[at] : (uint8_t)((group->codes[at] >> shift) & 15u);
+        uint32_t code = group->codes[at];
+        v->codes[d] = (uint8_t)(group->format == NBL_INT8 ? code : (code >> shift) & 15u);
     }
     for (uint32_t plane = 0; plane < nbl_layout_scale_planes(group->format, group->dim); ++plane) {
         v->scales[plane] = group->scales[plane * group->plane_stride + token];

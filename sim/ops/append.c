@@ -59,7 +59,9 @@ static void append_token(const nbl_append_args *args, uint64_t token, nbl_quant_
             uint32_t sequence = sim_sequence_of(args->seq_indptr, args->batch, token);
             sim_center center = sim_center_at(&args->centers, shape, sequence, head);
             load_k(args, token, head, &center, x, stats);
-            nbl_center_subtract(x, shape->k_dim, center.codes, *center.exponent);
+            if (center.codes != NULL) {
+                nbl_center_subtract(x, shape->k_dim, center.codes, *center.exponent);
+            }
         } else {
             load_k(args, token, head, NULL, x, stats);
         }
@@ -148,19 +150,20 @@ static void compute_center(const nbl_append_args *args, uint32_t sequence, uint3
     float mean[NBL_DIM_PADDED_MAX] = {0};
     rows.n = (uint32_t)args->seq_indptr[sequence + 1] - rows.first;
     rows.n = rows.n < CENTER_TOKENS_MAX ? rows.n : CENTER_TOKENS_MAX;
+    int enough = rows.n >= CENTER_TOKENS_MIN;
     if (center.shifts != NULL) {
         memset(center.shifts, 0, shape->k_dim);
-    }
-    if (rows.n >= CENTER_TOKENS_MIN) {
-        if (center.shifts != NULL) {
+        if (enough) {
             compute_shifts(&rows, center.shifts);
         }
-        if (shape->centering & NBL_CENTERING_MEAN) {
+    }
+    if (center.codes != NULL) {
+        if (enough) {
             mean_rows(&rows, &center, mean);
         }
+        uint64_t ignored = 0;
+        *center.exponent = nbl_e8m0_encode(nbl_quantize_int8(mean, shape->k_dim, center.codes, &ignored));
     }
-    uint64_t ignored = 0;
-    *center.exponent = nbl_e8m0_encode(nbl_quantize_int8(mean, shape->k_dim, center.codes, &ignored));
 }
 
 static void compute_centers(nbl_device *device, const nbl_append_args *args)

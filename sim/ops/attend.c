@@ -207,7 +207,7 @@ static int32_t quantize_query(const float *x, uint32_t dim, uint32_t q_format, i
 /* offset of NUM 5.7. */
 static float center_offset(const call *c, uint32_t sequence, uint32_t kv_head, const int8_t *codes, float scale)
 {
-    if (!c->shape->centering) {
+    if ((c->shape->centering & NBL_CENTERING_MEAN) == 0) {
         return 0.0f;
     }
     sim_center center = sim_center_at(&c->args->centers, c->shape, sequence, kv_head);

@@ -33,7 +33,9 @@ static void undo_k(const nbl_gather_args *args, uint64_t token, uint32_t head, f
     }
     uint32_t sequence = sim_sequence_of(args->seq_indptr, args->batch, token);
     sim_center center = sim_center_at(&args->centers, shape, sequence, head);
-    nbl_center_add(x, shape->k_dim, center.codes, *center.exponent);
+    if (center.codes != NULL) {
+        nbl_center_add(x, shape->k_dim, center.codes, *center.exponent);
+    }
     nbl_hadamard_undo(x, shape->k_dim, shape->k_hadamard);
     if (center.shifts != NULL) {
         nbl_shift_down(x, shape->k_dim, center.shifts);

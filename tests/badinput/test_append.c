@@ -13,7 +13,7 @@ Test(badinput_append, valid_reaches_backend)
         w.append.center_mode = centering != 0 ? NBL_CENTER_COMPUTE : NBL_CENTER_USE;
         cr_assert_eq(w.c.api->append(w.c.device, &w.append, &err), NBL_OK, "%s", err.message);
     }
-    cr_assert_eq(w.c.state->operations, 2, "%d operations", (int)w.c.state->operations);
+    cr_assert_eq(w.c.state->operations, 4, "%d operations", (int)w.c.state->operations);
     counting_close(&w.c);
 }
 
@@ -109,7 +109,7 @@ BAD_APPEND(center_codes_null, NBL_E_INVALID, "centers.codes is NULL", w.shape.ce
 BAD_APPEND(center_exponents_null, NBL_E_INVALID, "centers.exponents is NULL", w.shape.centering = 1,
            w.append.centers.exponents = NULL)
 BAD_APPEND(center_shifts_null, NBL_E_INVALID, "centers.shifts is NULL", w.shape.centering = NBL_CENTERING_SHIFT,
-           w.append.centers.shifts = NULL)
+           w.append.centers.shifts = NULL, w.append.centers.codes = NULL)
 BAD_APPEND(shifts_in_k, NBL_E_OVERLAP, "centers.shifts at", w.shape.centering = NBL_CENTERING_ALL,
            w.append.center_mode = NBL_CENTER_COMPUTE, w.append.centers.shifts = world_memory(BLOCK_K))
 BAD_APPEND(center_rows_unaligned, NBL_E_ALIGN, "centers.rows is", w.shape.centering = 1,

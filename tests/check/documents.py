@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The documents keep their word: the README's example is the file that CI compiles, links lead somewhere, and every
-`./dev` command and NIBBLE_ variable that a document names exists."""
+`./dev` command, NIBBLE_ variable and test suite (`PROGRAM: SUITE`) that a document names exists."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ EXAMPLE = re.compile(r"<!-- (docs/examples/\S+) -->\n+```c\n(.*?)```", re.DOTALL
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
 DEV = re.compile(r"\./dev ([a-z]+)")
 DEV_COMMAND = re.compile(r"^cmd_([a-z]+)\(\)", re.MULTILINE)
+SUITE = re.compile(r"`test[-_]\w+: (\w+)`")
+SUITE_HERE = re.compile(r"Test\((?:[\w ]+\*\w+, *)?(\w+), *\w+")
 VARIABLE = re.compile(r"`(NIBBLE_[A-Z_]+)")
 
 
@@ -29,6 +31,8 @@ def check_document(root: Path, path: Path, commands: set[str], code: str) -> lis
             found.append(f"{place(root, path)}: link to {hit[1]} leads nowhere")
     for command in sorted(set(DEV.findall(text)) - commands):
         found.append(f"{place(root, path)}: there is no ./dev {command}")
+    for suite in sorted(set(SUITE.findall(text)) - set(SUITE_HERE.findall(code))):
+        found.append(f"{place(root, path)}: there is no suite {suite}")
     for variable in sorted(set(VARIABLE.findall(text))):
         if variable not in code:
             found.append(f"{place(root, path)}: nothing reads {variable}")
@@ -51,13 +55,15 @@ def check(root: Path) -> list[str]:
     return found
 
 
-GOOD = "<!-- docs/examples/embed.c -->\n```c\nint x;\n```\nRun `./dev test`. See [it](docs/a.md). `NIBBLE_LOG`\n"
+GOOD = ("<!-- docs/examples/embed.c -->\n```c\nint x;\n```\nRun `./dev test`. See [it](docs/a.md). `NIBBLE_LOG`"
+        " `test-x: merge`\n")
 
 
 def case(readme: str, finding: str | None) -> Case:
     """A tree with a README."""
     return Case({"README.md": readme, "docs/a.md": "a\n", "docs/examples/embed.c": "int x;\n",
-                 "core/log.c": 'getenv("NIBBLE_LOG");\n', "dev": "cmd_test() {\n"}, finding)
+                 "core/log.c": 'getenv("NIBBLE_LOG");\n', "tests/a.c": "Test(merge, states)\n",
+                 "dev": "cmd_test() {\n"}, finding)
 
 
 CASES = [
@@ -66,6 +72,7 @@ CASES = [
     case(GOOD.replace("<!--", "<!- "), "is gone"),
     case(GOOD.replace("a.md", "b.md"), "leads nowhere"),
     case(GOOD.replace("dev test", "dev best"), "there is no ./dev best"),
+    case(GOOD.replace(": merge", ": purge"), "there is no suite purge"),
     case(GOOD.replace("NIBBLE_LOG", "NIBBLE_FOG"), "nothing reads NIBBLE_FOG"),
 ]
 

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 RUNTIME_NEEDS = re.compile(r"^(libc|libdl|libpthread|ld-linux-x86-64|ld-linux-aarch64)\.so")
-PLUGIN_BANS = re.compile(r"^(libnibble|libcuda|libcudart|libstdc\+\+)")
+PLUGIN_BANS = re.compile(r"^(libnibble|libcuda|libcudart)\b")
 
 
 def tool(*command: str) -> str:

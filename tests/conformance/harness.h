@@ -3,13 +3,13 @@
  * @file harness.h
  * @brief Runs one problem on a backend and on the oracle, and compares every byte that either may have written.
  *
- * A problem says what to compute; a trial is a problem with its memory, twice: the oracle's on the host, the backend's
- * where memory_alloc puts it. Both start with the same bytes, poison included, so that comparing whole buffers also shows
- * writes to unused slots, to padding between pages and to padding between rows.
+ * A problem says what to compute; a trial is a problem with its memory, twice: the oracle's on the host, the
+ * backend's where memory_alloc puts it. Both start with the same bytes, poison included, so that comparing whole
+ * buffers also shows writes to unused slots, to padding between pages and to padding between rows.
  *
- * NIBBLE_BACKEND chooses the backend. NIBBLE_TEST_SEED and NIBBLE_TEST_CASES override the seed and the number of cases of
- * the random sweeps. A case the backend answers NBL_E_UNSUPPORTED for is counted; a test all of whose cases are is skipped
- * with the reason.
+ * NIBBLE_BACKEND chooses the backend. NIBBLE_TEST_SEED and NIBBLE_TEST_CASES override the seeds, and the number of
+ * cases of the random sweeps. A case the backend answers NBL_E_UNSUPPORTED for is counted; a test all of whose cases
+ * are is skipped with the reason.
  */
 #ifndef HARNESS_H
 #define HARNESS_H
@@ -76,8 +76,8 @@ void lab_close(lab *l);
 void lab_finish(lab *l);
 /** Fails the test unless status is wanted; what names the call. */
 void lab_expect(nbl_status status, nbl_status wanted, const char *what, const nbl_error *err);
-/** Fails the test unless an operation's status, or check after it, is NBL_E_RANGE. True if the operation itself said so:
- *  then its outputs must be as they were. */
+/** Fails the test unless an operation's status, or check after it, is NBL_E_RANGE. True if the operation itself said
+ *  so: then its outputs must be as they were. */
 bool lab_expect_range(lab *l, nbl_status status, const char *what);
 
 /** Seed of a test: NIBBLE_TEST_SEED or the one given. */
@@ -128,7 +128,8 @@ typedef struct view {
 } view;
 
 /** Allocates a tensor; its memory is filled with a byte. */
-void view_init(lab *l, view *v, uint32_t dtype, uint32_t rank, const uint64_t *shape, uint32_t stride_kind, uint8_t fill);
+void view_init(lab *l, view *v, uint32_t dtype, uint32_t rank, const uint64_t *shape, uint32_t stride_kind,
+               uint8_t fill);
 void view_free(lab *l, view *v);
 /** Address of an element on the host's side. */
 const void *view_at(const view *v, uint64_t i0, uint64_t i1, uint64_t i2, uint64_t i3);
@@ -180,7 +181,7 @@ typedef struct problem {
     uint32_t in_stride, out_stride;
     uint32_t skip_every; /**< append: slot -1 for every n-th token; 0: none */
     uint32_t center_mode;
-    bool center_rows;    /**< centres through an index */
+    bool center_rows; /**< centres through an index */
 
     uint32_t q_heads, q_format;
     uint32_t flags;
@@ -189,7 +190,7 @@ typedef struct problem {
     uint32_t range_begin, range_end;
     bool alibi, sinks;
     float sink_scale;
-    uint32_t tree;         /**< enum tree_kind */
+    uint32_t tree; /**< enum tree_kind */
     bool want_o, want_lse, want_state;
     uint32_t extra_states; /**< states asked for beyond the chunks there are */
 } problem;
@@ -253,7 +254,8 @@ nbl_status trial_call_attend(trial *t, nbl_attend_args *args, nbl_error *err);
 /** Calls append with device arguments and a workspace of the size asked for. */
 nbl_status trial_call_append(trial *t, nbl_append_args *args, nbl_error *err);
 
-/** Fails the test unless o and lse of a row of one trial equal those of a row of another, byte for byte (host's side). */
+/** Fails the test unless o and lse of a row of one trial equal those of a row of another, byte for byte (host's
+ *  side). */
 void trial_compare_rows(const trial *a, uint32_t row_a, const trial *b, uint32_t row_b, const char *what);
 /** First query row of a sequence. */
 uint32_t trial_first_row(const trial *t, uint32_t sequence);

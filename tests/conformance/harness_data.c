@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/** @file harness_data.c  Values of vectors, and problems. */
+/**
+ * @file harness_data.c
+ * @brief Values of vectors, and problems.
+ */
 #include "harness.h"
 
 #include <math.h>
@@ -139,7 +142,8 @@ static void random_shape(uint64_t *rng, problem *p)
     s->layers = 1u + random_below(rng, 3);
     p->layer = random_below(rng, s->layers);
     s->kv_heads = PICK(rng, 1, 1, 2, 2, 3, 4, 5);
-    s->k_dim = random_one_in(rng, 3) ? 16u + 8u * random_below(rng, 24) : PICK(rng, 64, 64, 96, 128, 32, 40, 80, 192, 256);
+    s->k_dim =
+        random_one_in(rng, 3) ? 16u + 8u * random_below(rng, 24) : PICK(rng, 64, 64, 96, 128, 32, 40, 80, 192, 256);
     s->v_dim = random_one_in(rng, 3) ? 16u + 8u * random_below(rng, 24) : s->k_dim;
     s->page_tokens = PICK(rng, 1, 5, 16, 16, 31, 32, 33, 64, 100, 128, 160, 256, 1024);
     s->k_hadamard = random_hadamard(rng, s->k_dim);

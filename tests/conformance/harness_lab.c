@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/** @file harness_lab.c  The backend, its memory, and comparisons. */
+/**
+ * @file harness_lab.c
+ * @brief The backend, its memory, and comparisons.
+ */
 #include "harness.h"
 
 #include <stdlib.h>
@@ -217,8 +220,8 @@ void buffer_compare(lab *l, const buffer *b, uint32_t element_bytes, const char 
 {
     uint8_t *bytes = buffer_download(l, b);
     for (uint64_t at = 0; memcmp(bytes, b->host, b->bytes) != 0 && at < b->bytes; at += element_bytes) {
-        cr_assert(memcmp(bytes + at, b->host + at, element_bytes) == 0, "%s: %s[%llu] is 0x%x (oracle: 0x%x)", trial_text,
-                  name, (unsigned long long)(at / element_bytes), little_endian(bytes + at, element_bytes),
+        cr_assert(memcmp(bytes + at, b->host + at, element_bytes) == 0, "%s: %s[%llu] is 0x%x (oracle: 0x%x)",
+                  trial_text, name, (unsigned long long)(at / element_bytes), little_endian(bytes + at, element_bytes),
                   little_endian(b->host + at, element_bytes));
     }
     free(bytes);
@@ -260,7 +263,8 @@ static uint64_t choose_strides(view *v, uint32_t stride_kind)
     return span;
 }
 
-void view_init(lab *l, view *v, uint32_t dtype, uint32_t rank, const uint64_t *shape, uint32_t stride_kind, uint8_t fill)
+void view_init(lab *l, view *v, uint32_t dtype, uint32_t rank, const uint64_t *shape, uint32_t stride_kind,
+               uint8_t fill)
 {
     uint32_t token_axis = rank == 4 ? 1 : 0;
     uint64_t offset = 0;
@@ -322,9 +326,10 @@ static void compare_elements(const view *v, const uint8_t *bytes, const char *na
     do {
         int64_t at = base + view_offset(v, index);
         cr_assert(memcmp(bytes + at, v->memory.host + at, element) == 0,
-                  "%s: %s[%llu, %llu, %llu, %llu] is 0x%x (oracle: 0x%x)", trial_text, name, (unsigned long long)index[0],
-                  (unsigned long long)index[1], (unsigned long long)index[2], (unsigned long long)index[3],
-                  little_endian(bytes + at, element), little_endian(v->memory.host + at, element));
+                  "%s: %s[%llu, %llu, %llu, %llu] is 0x%x (oracle: 0x%x)", trial_text, name,
+                  (unsigned long long)index[0], (unsigned long long)index[1], (unsigned long long)index[2],
+                  (unsigned long long)index[3], little_endian(bytes + at, element),
+                  little_endian(v->memory.host + at, element));
     } while (index_next(x, index));
 }
 

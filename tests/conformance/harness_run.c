@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/** @file harness_run.c  Runs a trial on both sides and compares. */
+/**
+ * @file harness_run.c
+ * @brief Runs a trial on both sides and compares.
+ */
 #include "harness.h"
 
 #include <math.h>
@@ -21,7 +24,8 @@ static void name_code(const trial *t, uint32_t r, uint64_t at, char *text, size_
         if (at < first || at >= first + s->kv_heads * part)
             continue;
         for (uint32_t x = 0; x < s->page_tokens * dim; ++x) {
-            if (oracle_code_offset(side, format, dim, s->page_tokens, x / dim, x % dim, &shift) == (at - first) % part) {
+            if (oracle_code_offset(side, format, dim, s->page_tokens, x / dim, x % dim, &shift) ==
+                (at - first) % part) {
                 snprintf(text, size, "%c of head %llu, token %u, element %u", side == ORACLE_K ? 'K' : 'V',
                          (unsigned long long)((at - first) / part), x / dim, x % dim);
                 return;
@@ -75,8 +79,8 @@ static void compare_memory(const trial *t, uint32_t r, bool scales)
         if (bytes[at] == b->host[at])
             continue;
         name_byte(t, r, scales, at, place, sizeof place);
-        cr_assert(false, "%s: region %u %s, %s: 0x%02x (oracle: 0x%02x)", trial_text, r, scales ? "scales" : "codes", place,
-                  bytes[at], b->host[at]);
+        cr_assert(false, "%s: region %u %s, %s: 0x%02x (oracle: 0x%02x)", trial_text, r, scales ? "scales" : "codes",
+                  place, bytes[at], b->host[at]);
     }
     free(bytes);
 }
@@ -354,7 +358,8 @@ double trial_error(const trial *t, double *lse_error)
     }
     oracle_reference(&args, (const float *const *)k, (const float *const *)v, o, lse);
     for (uint64_t i = 0; i < rows * dim; ++i) {
-        double x = (double)oracle_tensor_get(&t->o.tensor[HOST], i / dim / t->p.q_heads, i / dim % t->p.q_heads, i % dim, 0);
+        double x =
+            (double)oracle_tensor_get(&t->o.tensor[HOST], i / dim / t->p.q_heads, i / dim % t->p.q_heads, i % dim, 0);
         difference += (x - o[i]) * (x - o[i]);
         size += o[i] * o[i];
     }

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/** @file harness_trial.c  The memory of a problem: pools, pages, inputs, arrays, outputs. */
+/**
+ * @file harness_trial.c
+ * @brief The memory of a problem: pools, pages, inputs, arrays, outputs.
+ */
 #include "harness.h"
 
 #include <limits.h>
@@ -7,15 +10,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TABLE_EXTRA 2u       /* page table entries beyond any length */
-#define REGION_GAP 3u        /* page ids between regions that belong to none */
+#define TABLE_EXTRA 2u /* page table entries beyond any length */
+#define REGION_GAP 3u  /* page ids between regions that belong to none */
 #define CENTER_ROWS_EXTRA 2u
 #define OUTPUT_POISON 0xA5
 #define PAGE_GAP 48u
 #define LAYER_GAP 80u
 
 /* Streams of random_key. */
-enum stream_id { STREAM_Q = 1, STREAM_K, STREAM_V, STREAM_CENTER, STREAM_CHANNELS, STREAM_TREE, STREAM_PAGES, STREAM_SHIFT };
+enum stream_id {
+    STREAM_Q = 1,
+    STREAM_K,
+    STREAM_V,
+    STREAM_CENTER,
+    STREAM_CHANNELS,
+    STREAM_TREE,
+    STREAM_PAGES,
+    STREAM_SHIFT
+};
 
 char trial_text[1024] = "no case yet";
 
@@ -33,8 +45,8 @@ static void describe(const problem *p)
     snprintf(trial_text + at, sizeof trial_text - (size_t)at,
              " qf %u flags %u win %u/%u range %u..%u tree %u cap %g data %u/%u/%u types %u/%u strides %u/%u pool %u",
              p->q_format, p->flags, p->window_left, p->window_right, p->range_begin, p->range_end, p->tree,
-             (double)p->soft_cap, p->q_data, p->k_data, p->v_data, p->in_dtype, p->out_dtype, p->in_stride, p->out_stride,
-             p->pool_layout);
+             (double)p->soft_cap, p->q_data, p->k_data, p->v_data, p->in_dtype, p->out_dtype, p->in_stride,
+             p->out_stride, p->pool_layout);
 }
 
 /* ------------------------------------------------------------------------------------------------ pools */
@@ -68,15 +80,16 @@ static void init_region(trial *t, uint32_t r, uint32_t first_page, uint32_t page
     nbl_page_layout oracle;
 
     t->layouts[r] = (nbl_page_layout)NBL_INIT(nbl_page_layout);
-    lab_expect(t->lab->api->kv_layout(&p->shape, p->k_format[r], p->v_format[r], &t->layouts[r], &err), NBL_OK, "kv_layout",
-               &err);
+    lab_expect(t->lab->api->kv_layout(&p->shape, p->k_format[r], p->v_format[r], &t->layouts[r], &err), NBL_OK,
+               "kv_layout", &err);
     oracle_page_layout(&p->shape, p->k_format[r], p->v_format[r], &oracle);
     cr_assert(t->layouts[r].code_page_bytes == oracle.code_page_bytes &&
                   t->layouts[r].scale_page_bytes == oracle.scale_page_bytes,
               "%s: kv_layout gives pages of %llu and %llu bytes (oracle: %llu and %llu)", trial_text,
               (unsigned long long)t->layouts[r].code_page_bytes, (unsigned long long)t->layouts[r].scale_page_bytes,
               (unsigned long long)oracle.code_page_bytes, (unsigned long long)oracle.scale_page_bytes);
-    *g = (nbl_region){.k_format = p->k_format[r], .v_format = p->v_format[r], .first_page = first_page, .page_count = pages};
+    *g = (nbl_region){
+        .k_format = p->k_format[r], .v_format = p->v_format[r], .first_page = first_page, .page_count = pages};
     uint64_t code_bytes = set_strides(p, g, oracle.code_page_bytes, oracle.scale_page_bytes);
     buffer_init(t->lab, &t->codes[r], code_bytes, p->code_poison);
     if (p->pool_layout != POOL_JOINT) {
@@ -192,7 +205,8 @@ static void init_slots(trial *t)
     buffer_upload(t->lab, &t->seq_indptr);
 }
 
-static void fill_row(const view *v, uint64_t row, uint32_t head, uint32_t kind, float scale, uint64_t key, uint64_t channels)
+static void fill_row(const view *v, uint64_t row, uint32_t head, uint32_t kind, float scale, uint64_t key,
+                     uint64_t channels)
 {
     uint32_t dim = (uint32_t)v->tensor[HOST].shape[2];
     float x[ORACLE_DIM_MAX];
@@ -227,7 +241,8 @@ static void init_q(trial *t)
 {
     const problem *p = &t->p;
     uint32_t row = 0;
-    view_init(t->lab, &t->q, p->in_dtype, 3, (const uint64_t[]){t->q_tokens, p->q_heads, p->shape.k_dim}, p->in_stride, 0);
+    view_init(t->lab, &t->q, p->in_dtype, 3, (const uint64_t[]){t->q_tokens, p->q_heads, p->shape.k_dim}, p->in_stride,
+              0);
     buffer_init(t->lab, &t->q_indptr, (p->batch + 1u) * sizeof(int32_t), 0);
     int32_t *indptr = (void *)t->q_indptr.host;
     for (uint32_t b = 0; b < p->batch; ++b) {
@@ -310,7 +325,7 @@ static nbl_centers centers_at(const trial *t, enum side side)
     return centers;
 }
 
-/* ------------------------------------------------------------------------------------------------ masks and biases */
+/* ------------------------------------------------------------------------------------------------ head values */
 
 static void init_head_values(trial *t)
 {
@@ -407,9 +422,9 @@ void trial_init(trial *t, lab *l, const problem *p)
 void trial_free(trial *t)
 {
     view *views[] = {&t->k, &t->v, &t->q, &t->o, &t->lse, &t->state_head, &t->state_o};
-    buffer *buffers[] = {&t->slots,  &t->seq_indptr, &t->q_indptr,     &t->kv_len,           &t->page_table,    &t->sinks,
-                         &t->slopes, &t->tree_mask,  &t->center_codes, &t->center_exponents, &t->center_shifts, &t->center_rows,
-                         &t->stats};
+    buffer *buffers[] = {&t->slots,         &t->seq_indptr,  &t->q_indptr,  &t->kv_len,       &t->page_table,
+                         &t->sinks,         &t->slopes,      &t->tree_mask, &t->center_codes, &t->center_exponents,
+                         &t->center_shifts, &t->center_rows, &t->stats};
     for (uint32_t i = 0; i < sizeof views / sizeof views[0]; ++i)
         view_free(t->lab, views[i]);
     for (uint32_t i = 0; i < sizeof buffers / sizeof buffers[0]; ++i)

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/** @file test_accuracy.c  Errors against binary64 attention over the unquantized inputs (reports B10, B12, D1 to D5). */
+/**
+ * @file test_accuracy.c
+ * @brief Errors against binary64 attention over the unquantized inputs.
+ */
 #include "harness.h"
 
 #include <math.h>
@@ -128,7 +131,8 @@ Test(accuracy, D1_outlier_channels_need_centre_and_rotation)
         cr_log_info("format %u: %g without outliers, %g with, %g with transforms", format, clean, naked, transformed);
         cr_assert(transformed <= 1.25 * clean, "format %u: error %g with transforms, %g without outliers", format,
                   transformed, clean);
-        cr_assert(clean < 0.0 || naked > 2.0 * clean, "format %u: outliers do no harm (%g against %g)", format, naked, clean);
+        cr_assert(clean < 0.0 || naked > 2.0 * clean, "format %u: outliers do no harm (%g against %g)", format, naked,
+                  clean);
     }
     lab_finish(&l);
 }
@@ -138,7 +142,8 @@ Test(accuracy, D1_keys_at_8_bits_bear_outliers_once_centred)
     lab l;
     lab_open(&l);
     double clean = outlier_error(&l, NBL_INT8, false, false), transformed = outlier_error(&l, NBL_INT8, true, true);
-    cr_assert(transformed <= 1.5 * clean, "error %g with outliers and transforms, %g without outliers", transformed, clean);
+    cr_assert(transformed <= 1.5 * clean, "error %g with outliers and transforms, %g without outliers", transformed,
+              clean);
     lab_finish(&l);
 }
 
@@ -155,7 +160,8 @@ Test(accuracy, D5_a_tiny_first_append_does_not_spoil_the_next)
         small = error_of(&l, &p, &lse_error);
         p.v_data = DATA_SCALED; /* token by token up to 2^16 apart */
         large = error_of(&l, &p, &lse_error);
-        cr_assert(large <= 1.3 * small + 0.01, "format %u: error %g, %g when tokens differ in size", format, large, small);
+        cr_assert(large <= 1.3 * small + 0.01, "format %u: error %g, %g when tokens differ in size", format, large,
+                  small);
     }
     lab_finish(&l);
 }
@@ -245,7 +251,8 @@ Test(accuracy, features_agree_with_binary64)
         p.alibi = i / 8u % 2u == 1;
         p.soft_cap = i / 16u == 1 && (p.shape.centering & NBL_CENTERING_MEAN) == 0 ? 5.0f : 0.0f;
         double error = error_of(&l, &p, &lse_error);
-        cr_assert(error < 0.04 && lse_error < 0.02, "%s: relative error %g, lse off by %g", trial_text, error, lse_error);
+        cr_assert(error < 0.04 && lse_error < 0.02, "%s: relative error %g, lse off by %g", trial_text, error,
+                  lse_error);
     }
     lab_finish(&l);
 }

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/** @file test_append.c  append against the oracle: bytes of pages, centres and counters (NUM 3, 4). */
+/**
+ * @file test_append.c
+ * @brief append against the oracle: bytes of pages, centres and counters (NUM 3, 4).
+ */
 #include "harness.h"
 
 #include <stdlib.h>
@@ -308,8 +311,8 @@ static void append_row(trial *t, lab *l, uint32_t format, const float *x, uint32
 Test(append, C15_nan_inf_and_huge_inputs_are_counted)
 {
     const float inf = oracle_f32_from_bits(0x7F800000u), nan = oracle_f32_from_bits(0x7FC00001u);
-    const float x[16] = {nan, -nan, inf, -inf, 0x1p100f, -0x1p100f, 127.0f * 0x1p40f, 127.5f * 0x1p40f,
-                         0.0f, -0.0f, 0x1p-149f, -0x1p-130f, 1.0f, 448.0f, 464.0f, 1e30f};
+    const float x[16] = {nan,  -nan,  inf,       -inf,       0x1p100f, -0x1p100f, 127.0f * 0x1p40f, 127.5f * 0x1p40f,
+                         0.0f, -0.0f, 0x1p-149f, -0x1p-130f, 1.0f,     448.0f,    464.0f,           1e30f};
     lab l;
     lab_open(&l);
     for (uint32_t format = NBL_INT8; format <= NBL_INT4P; ++format) {
@@ -329,7 +332,8 @@ Test(append, C15_nan_inf_and_huge_inputs_are_counted)
 
 Test(append, C10_zero_and_subnormal_inputs)
 {
-    static const float values[] = {0.0f, -0.0f, 0x1p-149f, -0x1p-149f, 1e-40f, 1e-30f, -1e-30f, 1e-10f, 0x1p-46f, 0x1p-41f};
+    static const float values[] = {0.0f,   -0.0f,   0x1p-149f, -0x1p-149f, 1e-40f,
+                                   1e-30f, -1e-30f, 1e-10f,    0x1p-46f,   0x1p-41f};
     lab l;
     lab_open(&l);
     for (uint32_t i = 0; i < 4u * sizeof values / sizeof values[0]; ++i) {
@@ -352,8 +356,9 @@ Test(append, C11_flushed_vectors_are_counted)
         trial t;
         append_row(&t, &l, format, x, 16);
         const nbl_quant_stats *stats = (const void *)t.stats.host;
-        cr_assert(stats->flushed == 2 && stats->saturated == 0, "format %u: %llu flushed, %llu saturated (wanted: 2, 0)",
-                  format, (unsigned long long)stats->flushed, (unsigned long long)stats->saturated);
+        cr_assert(stats->flushed == 2 && stats->saturated == 0,
+                  "format %u: %llu flushed, %llu saturated (wanted: 2, 0)", format, (unsigned long long)stats->flushed,
+                  (unsigned long long)stats->saturated);
         trial_free(&t);
     }
     lab_finish(&l);
@@ -369,8 +374,8 @@ Test(append, C12_zero_vectors_get_the_smallest_scale)
         oracle_vector stored;
         append_row(&t, &l, format, x, 32);
         oracle_slot_read(&t.pools[HOST], 0, *(const int64_t *)(void *)t.slots.host, ORACLE_K, 0, &stored);
-        cr_assert(stored.exponent == ORACLE_EXPONENT_MIN, "format %u: a zero vector has exponent %d (wanted: %d)", format,
-                  stored.exponent, ORACLE_EXPONENT_MIN);
+        cr_assert(stored.exponent == ORACLE_EXPONENT_MIN, "format %u: a zero vector has exponent %d (wanted: %d)",
+                  format, stored.exponent, ORACLE_EXPONENT_MIN);
         trial_free(&t);
     }
     lab_finish(&l);
@@ -399,9 +404,9 @@ Test(append, C13_E2M1_clipping_rules)
             buffer_upload(&l, &t.v.memory);
             trial_append(&t);
             const nbl_quant_stats *stats = (const void *)t.stats.host;
-            cr_assert(stats->saturated == clipped[rule - 1u][i], "rule %u clips %llu of 2 elements of size %g (wanted: %llu)",
-                      rule, (unsigned long long)stats->saturated, (double)tops[i],
-                      (unsigned long long)clipped[rule - 1u][i]);
+            cr_assert(stats->saturated == clipped[rule - 1u][i],
+                      "rule %u clips %llu of 2 elements of size %g (wanted: %llu)", rule,
+                      (unsigned long long)stats->saturated, (double)tops[i], (unsigned long long)clipped[rule - 1u][i]);
             trial_free(&t);
         }
     }
@@ -428,8 +433,8 @@ Test(append, D2_large_keys_are_scaled)
     lab_open(&l);
     for (uint32_t format = NBL_INT8; format <= NBL_INT4P; ++format) {
         uint64_t small = clamped(&l, format, 1.0f), large = clamped(&l, format, 512.0f);
-        cr_assert(large == small, "format %u: %llu elements are clamped, and %llu once they are 512 times larger", format,
-                  (unsigned long long)small, (unsigned long long)large);
+        cr_assert(large == small, "format %u: %llu elements are clamped, and %llu once they are 512 times larger",
+                  format, (unsigned long long)small, (unsigned long long)large);
         cr_assert(format != NBL_INT8 || large == 0, "int8 clamps %llu elements", (unsigned long long)large);
     }
     lab_finish(&l);

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/** @file test_attend.c  attend against the oracle: shapes, formats, lengths (NUM 5). */
+/**
+ * @file test_attend.c
+ * @brief attend against the oracle: shapes, formats, lengths (NUM 5).
+ */
 #include "harness.h"
 
 #include <stdlib.h>
@@ -20,10 +23,22 @@ static void sweep(uint64_t first_seed)
     lab_finish(&l);
 }
 
-Test(attend, random_sweep_1) { sweep(1000); }
-Test(attend, random_sweep_2) { sweep(2000); }
-Test(attend, random_sweep_3) { sweep(3000); }
-Test(attend, random_sweep_4) { sweep(4000); }
+Test(attend, random_sweep_1)
+{
+    sweep(1000);
+}
+Test(attend, random_sweep_2)
+{
+    sweep(2000);
+}
+Test(attend, random_sweep_3)
+{
+    sweep(3000);
+}
+Test(attend, random_sweep_4)
+{
+    sweep(4000);
+}
 
 /* Formats, rules and transforms that change with i, so that a list of shapes meets them all. */
 static problem varied(uint32_t i)

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/** @file test_invariance.c  The same bits however the work is cut and whoever does it (NUM 3.8, 5; reports J1, I4, C12). */
+/**
+ * @file test_invariance.c
+ * @brief The same bits however the work is cut and whoever does it (NUM 3.8, 5.5).
+ */
 #include "harness.h"
 
 #include <errno.h>
@@ -91,8 +94,14 @@ static void run_batches(uint32_t q_len)
     lab_finish(&l);
 }
 
-Test(invariance, J1_decode_row_alone_and_in_batches_of_2_32_33) { run_batches(1); }
-Test(invariance, J1_prefill_rows_alone_and_in_batches_of_2_32_33) { run_batches(7); }
+Test(invariance, J1_decode_row_alone_and_in_batches_of_2_32_33)
+{
+    run_batches(1);
+}
+Test(invariance, J1_prefill_rows_alone_and_in_batches_of_2_32_33)
+{
+    run_batches(7);
+}
 
 Test(invariance, J1_window_path_keeps_its_bits_in_a_batch)
 {
@@ -164,7 +173,7 @@ Test(invariance, strides_and_layers)
     lab_finish(&l);
 }
 
-/* ------------------------------------------------------------------------------------------------ cuts of the queries */
+/* ------------------------------------------------------------------------------------------------ query cuts */
 
 /* The rows of the reference, the last `rows` tokens of the sequence, `piece` at a time with the tokens before them. */
 static void run_pieces(lab *l, const problem *whole, const trial *reference, uint32_t piece)
@@ -218,7 +227,7 @@ Test(invariance, decode_across_a_chunk_border)
     lab_finish(&l);
 }
 
-/* ------------------------------------------------------------------------------------------------ threads and ISA */
+/* ------------------------------------------------------------------------------------------------ devices */
 
 /* One way to run the problem: pages, pieces of the queries, other sequences in the batch. */
 static uint32_t run_ways(lab *l, const problem *base, const trial *oracle)
@@ -302,7 +311,7 @@ Test(invariance, threads_of_a_large_batch)
         cr_skip_test("%s", l.reason);
 }
 
-/* ------------------------------------------------------------------------------------------------ the host's state */
+/* ------------------------------------------------------------------------------------------------ host state */
 
 /* A problem whose bits depend on subnormals being kept and on rounding to nearest. */
 static problem delicate(uint32_t i)

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/** @file test_masks.c  What a row may see, sinks, caps and the range of logits (NUM 5.2 to 5.4, 5.7, 5.9). */
+/**
+ * @file test_masks.c
+ * @brief What a row may see, sinks, caps and the range of logits (NUM 5.2, 5.3, 5.4, 5.7, 5.9).
+ */
 #include "harness.h"
 
 #include <math.h>
@@ -479,10 +482,22 @@ static void run_rebases(float (*value)(uint32_t j))
     lab_finish(&l);
 }
 
-Test(masks, rising_logits_move_the_base) { run_rebases(rising); }
-Test(masks, falling_logits_leave_tiles_out) { run_rebases(falling); }
-Test(masks, alternating_logits) { run_rebases(alternating); }
-Test(masks, steeply_rising_logits) { run_rebases(steep); }
+Test(masks, rising_logits_move_the_base)
+{
+    run_rebases(rising);
+}
+Test(masks, falling_logits_leave_tiles_out)
+{
+    run_rebases(falling);
+}
+Test(masks, alternating_logits)
+{
+    run_rebases(alternating);
+}
+Test(masks, steeply_rising_logits)
+{
+    run_rebases(steep);
+}
 
 Test(masks, rising_logits_are_accurate)
 {
@@ -532,7 +547,8 @@ Test(masks, B4_soft_cap)
         p.q_len[0] = i % 2u == 0 ? 1 : 9;
         p.q_scale = 8.0f;
         p.alibi = i % 3u == 0;
-        p.shape.centering = i % 5u == 0 ? NBL_CENTERING_SHIFT : 0; /* a shift leaves the logits alone, a mean does not */
+        p.shape.centering =
+            i % 5u == 0 ? NBL_CENTERING_SHIFT : 0; /* a shift leaves the logits alone, a mean does not */
         trial_run(&l, &p);
     }
     lab_finish(&l);

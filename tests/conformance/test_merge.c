@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/** @file test_merge.c  States and pairs of partial results put together (NUM 5.6 to 5.8; reports A4, B1, B3). */
+/**
+ * @file test_merge.c
+ * @brief States and pairs of partial results put together (NUM 5.6, 5.7, 5.8).
+ */
 #include "harness.h"
 
 #include <math.h>
@@ -297,7 +300,7 @@ Test(merge, A4_empty_states_among_others)
     for (uint32_t i = 0; i < 10; ++i) {
         problem p = chunked(i);
         p.flags |= NBL_ATTEND_WINDOW_LEFT;
-        p.window_left = 300 + 400 * i; /* the first chunks are empty */
+        p.window_left = 300 + 400 * i;  /* the first chunks are empty */
         run_all_chunks(&l, &p, i % 3u); /* and the last, which do not exist */
     }
     lab_finish(&l);
@@ -352,8 +355,8 @@ Test(merge, random_states)
     for (uint32_t i = 0; i < lab_cases(120); ++i) {
         merging m;
         uint32_t v_dim = 16u + 8u * random_below(&rng, 20);
-        merging_init(&m, &l, 1u + random_below(&rng, 9), 1u + random_below(&rng, 6), 1u + random_below(&rng, 7), v_dim, 0,
-                     1u + i % 3u, i % STRIDE_KINDS);
+        merging_init(&m, &l, 1u + random_below(&rng, 9), 1u + random_below(&rng, 6), 1u + random_below(&rng, 7), v_dim,
+                     0, 1u + i % 3u, i % STRIDE_KINDS);
         m.v_hadamard = v_dim % 16u == 0 && i % 2u == 0 ? 16 : 0;
         m.flags = i / 2u % 2u == 0 ? NBL_MERGE_LSE_BASE2 : 0;
         m.sinks_given = i % 4u == 1;
@@ -479,9 +482,11 @@ static void pair_of(trial *t, merging *m, uint32_t n, uint32_t begin, uint32_t e
     buffer_fetch(t->lab, &t->lse.memory);
     for (uint32_t row = 0; row < m->rows; ++row) {
         for (uint32_t h = 0; h < m->heads; ++h) {
-            oracle_tensor_set(&m->in_lse.tensor[HOST], n, row, h, 0, oracle_tensor_get(&t->lse.tensor[HOST], row, h, 0, 0));
+            oracle_tensor_set(&m->in_lse.tensor[HOST], n, row, h, 0,
+                              oracle_tensor_get(&t->lse.tensor[HOST], row, h, 0, 0));
             for (uint32_t d = 0; d < m->v_dim; ++d)
-                oracle_tensor_set(&m->in_o.tensor[HOST], n, row, h, d, oracle_tensor_get(&t->o.tensor[HOST], row, h, d, 0));
+                oracle_tensor_set(&m->in_o.tensor[HOST], n, row, h, d,
+                                  oracle_tensor_get(&t->o.tensor[HOST], row, h, d, 0));
         }
     }
 }
@@ -536,7 +541,8 @@ Test(merge, B1_prefix_3072_suffix_64_in_both_bases)
     lab_open(&l);
     for (uint32_t i = 0; i < 8; ++i) {
         double lse_error = 0.0, error = split_3072_64(&l, i, false, &lse_error);
-        cr_assert(error < 0.003 && lse_error < 0.002, "%s: relative error %g, lse off by %g", trial_text, error, lse_error);
+        cr_assert(error < 0.003 && lse_error < 0.002, "%s: relative error %g, lse off by %g", trial_text, error,
+                  lse_error);
     }
     lab_finish(&l);
 }

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/** @file test_pages.c  gather, copy_pages and transcode against the oracle (NUM 3.7, 4.4; reports C1, C2, C8, H1, H7). */
+/**
+ * @file test_pages.c
+ * @brief gather, copy_pages and transcode against the oracle (NUM 3.7, 4.4).
+ */
 #include "harness.h"
 
 #include <math.h>
@@ -79,7 +82,8 @@ static bool gathering_run(gathering *g)
 }
 
 /* Fills, gathers, compares. */
-static void gather_problem(lab *l, const problem *p, uint32_t dtype, uint32_t stride_kind, uint32_t flags, uint32_t wanted)
+static void gather_problem(lab *l, const problem *p, uint32_t dtype, uint32_t stride_kind, uint32_t flags,
+                           uint32_t wanted)
 {
     trial t;
     gathering g;
@@ -285,7 +289,8 @@ typedef struct page_pairs {
     buffer src, dst, counts;
 } page_pairs;
 
-static void pairs_init(lab *l, page_pairs *x, const int32_t *src, const int32_t *dst, const int32_t *counts, uint32_t count)
+static void pairs_init(lab *l, page_pairs *x, const int32_t *src, const int32_t *dst, const int32_t *counts,
+                       uint32_t count)
 {
     x->count = count;
     buffer *buffers[] = {&x->src, &x->dst, &x->counts};

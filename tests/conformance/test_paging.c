@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/** @file test_paging.c  Page tables, unused slots, large offsets (NUM 5.10; F6; reports A14, F4, F5, F6). */
+/**
+ * @file test_paging.c
+ * @brief Page tables, unused slots, large offsets (NUM 5.10, F6).
+ */
 #include "harness.h"
 
 #include <stdlib.h>
@@ -373,10 +376,10 @@ static void compare_pages(trial *t)
     uint8_t *copy = malloc(bytes);
     for (uint32_t i = 0; i * t->p.shape.page_tokens < t->tokens; ++i) {
         const uint8_t *page = oracle_page_codes(device, 0, table_of(t)[i]);
-        lab_expect(t->lab->api->memory_copy(t->lab->device, copy, page, bytes, NBL_COPY_TO_HOST, t->lab->stream, &err), NBL_OK,
-                   "memory_copy", &err);
-        cr_assert(memcmp(copy, oracle_page_codes(host, 0, table_of(t)[i]), bytes) == 0, "%s: page %d differs", trial_text,
-                  table_of(t)[i]);
+        lab_expect(t->lab->api->memory_copy(t->lab->device, copy, page, bytes, NBL_COPY_TO_HOST, t->lab->stream, &err),
+                   NBL_OK, "memory_copy", &err);
+        cr_assert(memcmp(copy, oracle_page_codes(host, 0, table_of(t)[i]), bytes) == 0, "%s: page %d differs",
+                  trial_text, table_of(t)[i]);
     }
     free(copy);
 }

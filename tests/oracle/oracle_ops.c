@@ -176,7 +176,10 @@ static void compute_center(const nbl_append_args *args, uint32_t b, uint32_t hea
     if ((shape->centering & NBL_CENTERING_SHIFT) != 0) {
         compute_shifts(args, b, head, n, args->centers.shifts + at * shape->k_dim);
     }
-    if (n >= CENTER_TOKENS_MIN && (shape->centering & NBL_CENTERING_MEAN) != 0) {
+    if ((shape->centering & NBL_CENTERING_MEAN) == 0) {
+        return;
+    }
+    if (n >= CENTER_TOKENS_MIN) {
         mean_vector(args, b, head, n, mean);
     }
     oracle_quantize(NBL_INT8, 0, mean, shape->k_dim, &center, NULL);
@@ -203,7 +206,7 @@ static void append_vector(const nbl_append_args *args, uint64_t t, uint32_t head
     oracle_vector vector;
 
     load_transformed(args, side, t, head, x, args->stats);
-    if (side == ORACLE_K && shape->centering) {
+    if (side == ORACLE_K && (shape->centering & NBL_CENTERING_MEAN) != 0) {
         subtract_center(args, t, head, x);
     }
     oracle_quantize(side_format(region, side), side_rule(shape, side), x, side_dim(shape, side), &vector, args->stats);
@@ -239,7 +242,7 @@ static void restore(const nbl_gather_args *args, uint64_t t, uint32_t head, enum
     const nbl_kv_shape *shape = args->pool->shape;
     uint32_t dim = side_dim(shape, side);
 
-    if (side == ORACLE_K && shape->centering) {
+    if (side == ORACLE_K && (shape->centering & NBL_CENTERING_MEAN) != 0) {
         uint32_t b = token_sequence(args->seq_indptr, args->batch, t);
         uint64_t at = center_at(&args->centers, shape, b, head);
         for (uint32_t d = 0; d < dim; d++) {

@@ -150,6 +150,20 @@ Test(num_merge, empty_states_leave_the_other_unchanged)
     }
 }
 
+/* NUM 5.6: the left state counts as empty by its L too. */
+Test(num_merge, an_empty_left_state_is_replaced)
+{
+    uint64_t seed = 70;
+    nbl_state_head left = {1000.0f, 0.0f, 1.0f, 0.0f};
+    nbl_state_head right;
+    float left_o[DIM] = {0};
+    float right_o[DIM];
+    random_state(&seed, -3.0f, 2.0f, 5.0f, &right, right_o);
+    nbl_state_merge(&left, left_o, &right, right_o, DIM);
+    cr_expect_arr_eq(&left, &right, sizeof left, "M = %a, L = %a", (double)left.base, (double)left.sum);
+    cr_expect_arr_eq(left_o, right_o, sizeof left_o, "O is the right one");
+}
+
 /* NUM 5.6, 5.7: nothing but empty states. */
 Test(num_merge, rows_without_tokens)
 {

@@ -412,6 +412,63 @@ Test(num_quantize, mse_takes_the_least_error)
     cr_expect_gt(better, 25u, "MSE is better than OPTIMAL in %u of 5000 blocks", better);
 }
 
+/* NUM 3.4: 16 times 1/4 costs at e = 0 what the 4 costs at e = -1, exactly 1: the smallest exponent wins. */
+Test(num_quantize, mse_ties_go_to_the_smallest_exponent)
+{
+    float x[32] = {4.0f};
+    for (uint32_t d = 1; d <= 16u; d++) {
+        x[d] = d % 2u == 0 ? 0.25f : -0.25f;
+    }
+    cr_expect_eq(nbl_mxfp4_error(x, 32, -1, 0), 1.0f, "e = -1: error %a", (double)nbl_mxfp4_error(x, 32, -1, 0));
+    cr_expect_eq(nbl_mxfp4_error(x, 32, 0, 0), 1.0f, "e = 0: error %a", (double)nbl_mxfp4_error(x, 32, 0, 0));
+    cr_expect_eq(check_vector(x, 32, NBL_MXFP4, NBL_RULE_MSE).block_exponents[0], -1, "of equals the smallest");
+    x[17] = 0.25f;
+    cr_expect_eq(check_vector(x, 32, NBL_MXFP4, NBL_RULE_MSE).block_exponents[0], -1, "one more 1/4 speaks for e = -1");
+    x[16] = x[17] = 0.0f;
+    cr_expect_eq(check_vector(x, 32, NBL_MXFP4, NBL_RULE_MSE).block_exponents[0], 0, "one fewer speaks for e = 0");
+}
+
+/* NUM 3.4: the error itself, bit for bit. */
+Test(num_quantize, mxfp4_error_is_accumulated_as_written)
+{
+    uint64_t seed = 40;
+    for (uint32_t n = 0; n < 5000u; n++) {
+        float x[32];
+        float expected = 0.0f;
+        int32_t e = (int32_t)random_index(&seed, 3) - 1;
+        for (uint32_t d = 0; d < 32u; d++) {
+            x[d] = support_normal(&seed) * 2.0f;
+            double v = (double)oracle_e2m1_value(oracle_e2m1_code(ldexp((double)x[d], -e)));
+            float difference = (float)((double)x[d] - ldexp(v, e));
+            expected = fmaf(difference, difference, expected);
+        }
+        float error = nbl_mxfp4_error(x, 32, e, 0);
+        cr_assert_eq(error, expected, "case %u: %a, not %a", n, (double)error, (double)expected);
+    }
+}
+
+/* NUM 3.5: likewise, on quotients around the ties, where fl(y * r_m) and y / m part. */
+Test(num_quantize, int4p_error_is_accumulated_as_written)
+{
+    uint64_t seed = 41;
+    for (uint32_t n = 0; n < 20000u; n++) {
+        float y[16];
+        float expected = 0.0f;
+        int32_t m = 1 + (int32_t)(n % 16u);
+        float r = 1.0f / (float)m;
+        for (uint32_t d = 0; d < 16u; d++) {
+            float tie = ((float)random_index(&seed, 15) - 7.5f) * (float)m;
+            y[d] = nbl_float_of(nbl_bits_of(tie) + random_index(&seed, 5) - 2u);
+            float product = (float)((double)y[d] * (double)r);
+            double q = fmax(fmin(nearbyint((double)product), 7.0), -7.0);
+            float difference = (float)((double)y[d] - q * m);
+            expected = fmaf(difference, difference, expected);
+        }
+        float error = nbl_int4p_error(y, 16, m);
+        cr_assert_eq(error, expected, "case %u, m = %d: %a, not %a", n, m, (double)error, (double)expected);
+    }
+}
+
 /* NUM 3.5: blocks whose multiplier is each of 1..16, at exact multiples and around them. */
 Test(num_quantize, int4p_multipliers_of_every_size)
 {

@@ -5,7 +5,8 @@
 #include "test_num_data.h"
 
 #define GRID_STEPS (126 * 256)
-#define SWEEP_STEP 1021u
+#define SWEEP_STEP 1021u /* primes */
+#define DENSE_STEP 31u
 #define EXPECT_BITS(x, expected, ...)                                       \
     do {                                                                    \
         uint32_t bits_ = nbl_bits_of(x), expected_ = nbl_bits_of(expected); \
@@ -70,7 +71,8 @@ Test(num_scalar, exponents_and_clamps)
 Test(num_scalar, exp2p_is_the_written_polynomial_within_its_bound)
 {
     long double worst = 0.0L;
-    for (uint32_t bits = 0x80000000u; bits <= 0xc2fc0000u; bits += SWEEP_STEP) { /* -0 to -126 */
+    /* -0 to -126; denser from -1/8 on, where every coefficient counts */
+    for (uint32_t bits = 0x80000000u; bits <= 0xc2fc0000u; bits += bits < 0xbe000000u ? SWEEP_STEP : DENSE_STEP) {
         float x = nbl_float_of(bits);
         float y = nbl_exp2p(x);
         long double exact = exp2l((long double)x);
@@ -114,6 +116,16 @@ Test(num_scalar, log2p_is_the_written_polynomial_within_its_bound)
     cr_log_info("log2p: error up to 2^%.3Lf, near 1 2^%.3Lf", log2l(worst), log2l(worst_near_1));
     cr_expect_lt(worst, 0x1p-23L, "error 2^%.3Lf", log2l(worst));
     cr_expect_lt(worst_near_1, 0x1p-21L, "relative error near 1 2^%.3Lf", log2l(worst_near_1));
+}
+
+/* NUM 1.6: one binade, densely enough for every coefficient to count. */
+Test(num_scalar, log2p_of_one_binade)
+{
+    for (uint32_t bits = 0x3f3504f3u; bits < 0x3fb50500u; bits += 3u) {
+        float x = nbl_float_of(bits);
+        EXPECT_BITS(nbl_log2p(x), oracle_log2p(x), "log2p(%a) is %a, not %a", (double)x, (double)nbl_log2p(x),
+                    (double)oracle_log2p(x));
+    }
 }
 
 /* NUM 1.6. */
@@ -191,6 +203,23 @@ Test(num_scalar, weights_of_every_grid_point)
     EXPECT_BITS(nbl_grid_exp2(-INFINITY), 0.0f, "2^-inf");
     cr_expect_eq(nbl_grid_weight(0.0f), 0u, "P of 0");
     EXPECT_BITS(nbl_grid_q(0.0f), 0.0f, "q of 0");
+}
+
+/* NUM 5.4: the two roundings themselves, for any p and not only those of the grid. */
+Test(num_scalar, weights_are_rounded_to_nearest_even)
+{
+    static const uint32_t tails[] = {0x0000, 0x0001, 0x7fff, 0x8000, 0x8001, 0xffff};
+    for (uint32_t i = 0; i <= 0x3f7fu * COUNT(tails); i++) {
+        uint32_t bits = (i / COUNT(tails)) << 16 | tails[i % COUNT(tails)];
+        float p = nbl_float_of(bits);
+        EXPECT_BITS(nbl_grid_q(p), oracle_f32_from_bf16(oracle_bf16_from_f32(p)), "q of %a is %a", (double)p,
+                    (double)nbl_grid_q(p));
+    }
+    for (uint32_t bits = 0x3a800000u; bits <= 0x3f800000u; bits += DENSE_STEP) {
+        float p = nbl_float_of(bits);
+        double exact = (double)NBL_P_SCALE * (double)p;
+        cr_assert_eq((double)nbl_grid_weight(p), nearbyint(exact), "P of %a is %u", (double)p, nbl_grid_weight(p));
+    }
 }
 
 /* NUM 5.5: any exp2 within 2^-16 yields P and q. */

@@ -180,6 +180,16 @@ static __device__ void load(const attend_params &p, uint32_t token, uint32_t hea
     block16_hadamard(x, b, p.k_hadamard);
 }
 
+/* Sequence of a query token: the one it has if all have equally many, else by search. */
+static __device__ uint32_t find_sequence(const attend_params &p, uint32_t token)
+{
+    uint32_t guess = (uint32_t)((uint64_t)token * p.batch / p.q_tokens);
+    if ((uint32_t)p.q_indptr[guess] <= token && token < (uint32_t)p.q_indptr[guess + 1u]) {
+        return guess;
+    }
+    return sequence_of(p.q_indptr, p.batch, token);
+}
+
 static __device__ void prepare_rows(const attend_params &p, uint32_t block, uint32_t *slots)
 {
     uint32_t team = p.k_dim_padded / BLOCK16;
@@ -190,7 +200,7 @@ static __device__ void prepare_rows(const attend_params &p, uint32_t block, uint
     bool active = threadIdx.x / team < vectors && row < (uint64_t)p.q_tokens * p.q_heads;
     uint32_t token = active ? (uint32_t)(row / p.q_heads) : 0u;
     uint32_t head = active ? (uint32_t)(row % p.q_heads) : 0u;
-    uint32_t sequence = sequence_of(p.q_indptr, p.batch, token);
+    uint32_t sequence = find_sequence(p, token);
     uint32_t kv_head = head / p.group_rows;
     int64_t center = p.centering ? center_row(&p.centers, sequence) : -1;
     float x[BLOCK16];

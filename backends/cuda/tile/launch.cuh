@@ -10,8 +10,9 @@
 
 /** Launches a kernel that follows another one of the same call. From sm_90 on it may start before that one has ended: it
  *  must call ptx_grid_wait before it reads what the call wrote, and before it writes. */
-static inline cudaError_t launch_after(void (*kernel)(attend_params), dim3 grid, uint32_t threads, size_t shared_bytes,
-                                       cudaStream_t stream, const attend_params *p)
+template <typename... Rest>
+static inline cudaError_t launch_after(void (*kernel)(attend_params, Rest...), dim3 grid, uint32_t threads,
+                                       size_t shared_bytes, cudaStream_t stream, const attend_params *p, Rest... rest)
 {
     cudaLaunchAttribute attribute;
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -23,7 +24,7 @@ static inline cudaError_t launch_after(void (*kernel)(attend_params), dim3 grid,
     config.stream = stream;
     config.attrs = &attribute;
     config.numAttrs = p->capability >= 90u ? 1u : 0u;
-    return cudaLaunchKernelEx(&config, kernel, *p);
+    return cudaLaunchKernelEx(&config, kernel, *p, rest...);
 }
 
 #endif

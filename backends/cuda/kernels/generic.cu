@@ -1,0 +1,757 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file generic.cu
+ * @brief attend for every valid call (NUM 5): all dimensions, formats token by token, page sizes, masks.
+ *
+ * A work item is a sequence, a kv head, up to R query rows, and one chunk (split) or all of them. A block of 128 threads does
+ * one: thread t is token t of the tile while K is decoded and multiplied, element t, t + 128, ... of O while V is.
+ * K and V of a tile share one buffer of canonical int8 codes in shared memory:
+ *
+ *     K  [Dk/4][128 tokens] words of 4 elements      V  [32][Dv] words of 4 tokens
+ */
+#include "../attend.h"
+#include "../ptx/ptx.cuh"
+#include "../tile/block16.cuh"
+#include "../tile/decode4.cuh"
+#include "../tile/finish.cuh"
+#include "../tile/launch.cuh"
+#include "exp2grid.h"
+#include "rowsum.h"
+
+#define THREADS CUDA_TILE_TOKENS
+#define WARPS (THREADS / 32u)
+#define GROUP4 4u /* tokens of a V word */
+
+/* A query row of the item, in shared memory. */
+struct row_state {
+    uint32_t index; /* token * Hq + head */
+    uint32_t token;
+    uint32_t head;
+    int32_t position;
+    int32_t first; /* visible positions [first, end), tree mask aside */
+    int32_t end;
+    float scale;
+    float offset;
+    float base;
+    float sum;
+    float rescale; /* of the tile: factor for O before it is added to */
+    float b;       /* of the tile */
+    bool has_base;
+    bool adds; /* the tile adds to the row */
+    nbl_state_head total;
+};
+
+/* Shared memory of a block; the arrays of a call's dimensions follow it. */
+template <uint32_t R> struct fixed_memory {
+    row_state row[R];
+    float unit[CUDA_TILE_TOKENS];     /* 2^ek */
+    float exponent[CUDA_TILE_TOKENS]; /* ev */
+    float weight[CUDA_TILE_TOKENS];   /* 2^-ev */
+    float x[R][CUDA_TILE_TOKENS];
+    const uint8_t *v_codes[CUDA_TILE_TOKENS]; /* code byte of element 0, NULL past the length */
+    uint32_t v_stride[CUDA_TILE_TOKENS];      /* bytes from column to column */
+    uint32_t v_format[CUDA_TILE_TOKENS];
+    uint32_t p[R][CUDA_TILE_TOKENS / 4u]; /* P, four tokens to a word */
+};
+
+template <uint32_t R> struct memory {
+    fixed_memory<R> *fixed;
+    uint32_t *tile;
+    uint32_t *q;          /* [R][k_dim_padded / 4] */
+    uint8_t *multipliers; /* [v_dim_padded / 16][128]: of V's blocks */
+};
+
+struct item {
+    uint32_t sequence;
+    uint32_t kv_head;
+    uint32_t rows;
+    int32_t q_len;
+    int32_t kv_len;
+    int32_t first; /* positions that some row may see */
+    int32_t end;
+    const int32_t *table;
+};
+
+/* ------------------------------------------------------------------------------------------------ rows */
+
+/* Visible positions of a row, tree mask aside (NUM 5.2), clamped to the cache. */
+static __device__ void set_visible(const attend_params &p, int64_t kv_len, row_state *r)
+{
+    int64_t position = r->position;
+    int64_t first = p.range_begin;
+    int64_t end = min(kv_len, (int64_t)p.range_end);
+    if (p.flags & NBL_ATTEND_CAUSAL) {
+        end = min(end, position + 1);
+    }
+    if (p.flags & NBL_ATTEND_WINDOW_RIGHT) {
+        end = min(end, position + (int64_t)p.window_right + 1);
+    }
+    if (p.flags & NBL_ATTEND_WINDOW_LEFT) {
+        first = max(first, position - (int64_t)p.window_left);
+    }
+    r->first = (int32_t)min(first, kv_len);
+    r->end = (int32_t)max(end, (int64_t)r->first);
+}
+
+/* Row i of the item, by thread i. */
+static __device__ void init_row(const attend_params &p, const item &it, uint32_t q_first, uint32_t index_in_head,
+                                row_state *r)
+{
+    uint32_t token = index_in_head / p.group_rows;
+    r->token = q_first + token;
+    r->head = it.kv_head * p.group_rows + index_in_head % p.group_rows;
+    r->index = r->token * p.q_heads + r->head;
+    r->position = it.kv_len - it.q_len + (int32_t)token;
+    cuda_query query = p.queries[r->index];
+    r->scale = query.scale;
+    r->offset = query.offset;
+    r->total = nbl_state_empty(query.offset);
+    set_visible(p, it.kv_len, r);
+}
+
+/* Sets up the item's rows and their codes; false if it has none. */
+template <uint32_t R>
+static __device__ bool init_item(const attend_params &p, const memory<R> &m, uint32_t block, item *it)
+{
+    cuda_sequence sequence = p.sequences[it->sequence];
+    int64_t left = (int64_t)sequence.q_len * p.group_rows - (int64_t)block * R;
+    if (left <= 0) {
+        return false;
+    }
+    it->rows = (uint32_t)min(left, (int64_t)R);
+    it->q_len = sequence.q_len;
+    it->kv_len = sequence.kv_len;
+    it->table = p.page_table + (uint64_t)it->sequence * p.page_table_stride;
+    if (threadIdx.x < it->rows) {
+        init_row(p, *it, (uint32_t)sequence.q_first, block * R + threadIdx.x, &m.fixed->row[threadIdx.x]);
+    }
+    __syncthreads();
+    it->first = INT32_MAX;
+    it->end = 0;
+    uint32_t words = p.k_dim_padded / 4u;
+    for (uint32_t i = 0; i < R; ++i) {
+        bool has_row = i < it->rows;
+        if (has_row) {
+            it->first = min(it->first, m.fixed->row[i].first);
+            it->end = max(it->end, m.fixed->row[i].end);
+        }
+        const uint32_t *codes =
+            (const uint32_t *)(const void *)(p.codes + (uint64_t)m.fixed->row[has_row ? i : 0u].index * p.k_dim_padded);
+        for (uint32_t w = threadIdx.x; w < words; w += THREADS) {
+            m.q[i * words + w] = has_row ? codes[w] : 0u;
+        }
+    }
+    return true;
+}
+
+/* 1 if the row sees the position. */
+static __device__ bool is_visible(const attend_params &p, const item &it, const row_state &r, int32_t position)
+{
+    if (position < r.first || position >= r.end) {
+        return false;
+    }
+    int32_t bit = position - (it.kv_len - it.q_len);
+    if (p.tree_mask == NULL || bit < 0) {
+        return true;
+    }
+    return (p.tree_mask[(uint64_t)r.token * p.tree_mask_stride + (uint32_t)bit / 32u] >> (bit % 32) & 1u) != 0;
+}
+
+/* ------------------------------------------------------------------------------------------------ K */
+
+/* Part of the page that holds a position. */
+static __device__ block16_part part_of(const attend_params &p, const item &it, uint32_t position, uint32_t kind)
+{
+    int32_t page = it.table[position / p.pages.page_tokens];
+    const cuda_region *region = cuda_region_find(&p.pages, page);
+    return block16_part_at(&p.pages, region, (uint32_t)page, kind, it.kv_head, kind == NBL_KIND_K ? p.k_dim : p.v_dim);
+}
+
+/* Exponent E of a stored vector; for mxfp4 that of its smallest block, less one. */
+static __device__ int32_t vector_exponent(const block16_part &part, const uint8_t *scales)
+{
+    if (!(part.format == NBL_MXFP4 || part.format == NBL_MXFP4_16)) {
+        uint32_t plane = nbl_layout_exponent_plane(part.format, part.dim);
+        return nbl_e8m0_decode_slot(scales[plane * part.page_tokens]);
+    }
+    int32_t least = NBL_BLOCK_E_MAX;
+    for (uint32_t b = 0; b < nbl_layout_scale_planes(part.format, part.dim); ++b) {
+        least = min(least, nbl_e8m0_decode_slot(scales[b * part.page_tokens]));
+    }
+    return least - 1;
+}
+
+/* What the codes of a block of 16 are multiplied with; 2^(e_b - e_min) for mxfp4. */
+static __device__ uint32_t block_multiplier(const block16_part &part, const uint8_t *scales, uint32_t b, int32_t exponent)
+{
+    if (part.format == NBL_INT8) {
+        return 1;
+    }
+    if (part.format == NBL_INT4P) {
+        return (scales[b / 2u * part.page_tokens] >> (4u * (b % 2u)) & 15u) + 1u;
+    }
+    uint32_t plane = part.format == NBL_MXFP4 ? b / 2u : b;
+    int32_t shift = nbl_e8m0_decode_slot(scales[plane * part.page_tokens]) - exponent - 1;
+    return 1u << (shift & NBL_BLOCK_E_SPREAD);
+}
+
+/* Decodes K of the thread's token. */
+template <uint32_t R>
+static __device__ void load_k(const attend_params &p, const memory<R> &m, const item &it, uint32_t position)
+{
+    block16_part part = part_of(p, it, position, NBL_KIND_K);
+    uint32_t token = position % p.pages.page_tokens;
+    const uint8_t *scales = part.scales + token;
+    int32_t exponent = vector_exponent(part, scales);
+    const uint8_t *at = part.codes + block16_code_byte(&part, token, 0);
+    uint32_t stride = 4u * nbl_layout_group_width(part.page_tokens, token, NBL_LAYOUT_K_GROUP_TOKENS);
+    uint32_t *out = m.tile + threadIdx.x;
+    m.fixed->unit[threadIdx.x] = nbl_pow2(exponent);
+    if (part.format == NBL_INT8) {
+#pragma unroll 4
+        for (uint32_t w = 0; w < p.k_dim_padded / 4u; ++w) {
+            out[w * THREADS] = *(const uint32_t *)(const void *)(at + (uint64_t)w * stride);
+        }
+        return;
+    }
+    bool is_int4p = part.format == NBL_INT4P;
+#pragma unroll 2
+    for (uint32_t b = 0; b < p.k_dim_padded / BLOCK16; ++b) {
+        uint32_t multiplier = block_multiplier(part, scales, b, exponent);
+        uint32_t shift = 31u - (uint32_t)__clz((int)multiplier);
+#pragma unroll
+        for (uint32_t i = 0; i < 2u; ++i) {
+            uint32_t word = *(const uint32_t *)(const void *)(at + (uint64_t)(2u * b + i) * stride);
+            uint32_t *to = out + (4u * b + 2u * i) * THREADS;
+            to[0] = is_int4p ? decode4_int4p(word, multiplier) : decode4_e2m1(word, shift);
+            to[THREADS] = is_int4p ? decode4_int4p(word >> 4, multiplier) : decode4_e2m1(word >> 4, shift);
+        }
+    }
+}
+
+/* x of NUM 5.3 for the thread's token and all rows. */
+template <uint32_t R> static __device__ void multiply_k(const attend_params &p, const memory<R> &m)
+{
+    int32_t sums[R] = {};
+    uint32_t words = p.k_dim_padded / 4u;
+    for (uint32_t w = 0; w < words; w += 4u) {
+        int32_t k[4];
+#pragma unroll
+        for (uint32_t i = 0; i < 4u; ++i) {
+            k[i] = (int32_t)m.tile[(w + i) * THREADS + threadIdx.x];
+        }
+#pragma unroll
+        for (uint32_t r = 0; r < R; ++r) {
+            int4 q = *(const int4 *)(const void *)(m.q + r * words + w);
+            sums[r] = ptx_dp4a_ss(k[0], q.x, sums[r]);
+            sums[r] = ptx_dp4a_ss(k[1], q.y, sums[r]);
+            sums[r] = ptx_dp4a_ss(k[2], q.z, sums[r]);
+            sums[r] = ptx_dp4a_ss(k[3], q.w, sums[r]);
+        }
+    }
+    float unit = m.fixed->unit[threadIdx.x];
+#pragma unroll
+    for (uint32_t r = 0; r < R; ++r) {
+        m.fixed->x[r][threadIdx.x] = (float)sums[r] * unit;
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ V */
+
+/* Exponent, block multipliers and place of V of the thread's token. */
+template <uint32_t R>
+static __device__ void describe_v(const attend_params &p, const memory<R> &m, const item &it, uint32_t position)
+{
+    fixed_memory<R> *f = m.fixed;
+    block16_part part = part_of(p, it, position, NBL_KIND_V);
+    uint32_t token = position % p.pages.page_tokens;
+    const uint8_t *scales = part.scales + token;
+    int32_t exponent = vector_exponent(part, scales);
+    f->exponent[threadIdx.x] = (float)exponent;
+    f->weight[threadIdx.x] = nbl_pow2(-exponent);
+    f->v_codes[threadIdx.x] = part.codes + block16_code_byte(&part, token, 0);
+    f->v_stride[threadIdx.x] = nbl_layout_group_width(part.page_tokens, token, NBL_LAYOUT_V_GROUP_TOKENS);
+    f->v_format[threadIdx.x] = part.format;
+    for (uint32_t b = 0; b < p.v_dim_padded / BLOCK16; ++b) {
+        m.multipliers[b * CUDA_TILE_TOKENS + threadIdx.x] = (uint8_t)block_multiplier(part, scales, b, exponent);
+    }
+}
+
+/* Places past the length: no code pointer, harmless numbers. */
+template <uint32_t R> static __device__ void describe_nothing(const attend_params &p, const memory<R> &m)
+{
+    fixed_memory<R> *f = m.fixed;
+    f->exponent[threadIdx.x] = 0.0f;
+    f->weight[threadIdx.x] = 1.0f;
+    f->v_codes[threadIdx.x] = NULL;
+    for (uint32_t b = 0; b < p.v_dim_padded / BLOCK16; ++b) {
+        m.multipliers[b * CUDA_TILE_TOKENS + threadIdx.x] = 0;
+    }
+}
+
+/* Codes of elements d and d + 16 of four tokens, without block multipliers; column as in F4 for 4-bit formats. */
+struct v_words {
+    uint32_t low;
+    uint32_t high;
+};
+
+/* The token's share of v_words, in byte i. */
+template <uint32_t R>
+static __device__ v_words load_v_token(const fixed_memory<R> *f, uint32_t t, uint32_t d, uint32_t column, uint32_t i)
+{
+    v_words words = {0, 0};
+    const uint8_t *at = f->v_codes[t];
+    uint32_t stride = f->v_stride[t];
+    if (at == NULL) {
+        return words;
+    }
+    if (f->v_format[t] == NBL_INT8) {
+        words.low = (uint32_t)at[d * stride] << (8u * i);
+        words.high = (uint32_t)at[(d + BLOCK16) * stride] << (8u * i);
+    } else {
+        uint32_t byte = at[column * stride];
+        words.low = ((uint32_t)decode4_unit(f->v_format[t], byte & 15u) & 0xffu) << (8u * i);
+        words.high = ((uint32_t)decode4_unit(f->v_format[t], byte >> 4) & 0xffu) << (8u * i);
+    }
+    return words;
+}
+
+/* The same for four tokens that share the words of a page. */
+template <uint32_t R>
+static __device__ v_words load_v_group(const fixed_memory<R> *f, uint32_t t, uint32_t d, uint32_t column)
+{
+    const uint32_t *at = (const uint32_t *)(const void *)f->v_codes[t];
+    v_words words = {0, 0};
+    if (at == NULL) {
+        return words;
+    }
+    if (f->v_format[t] == NBL_INT8) {
+        words.low = at[d];
+        words.high = at[d + BLOCK16];
+    } else if (f->v_format[t] == NBL_INT4P) {
+        words.low = decode4_int4p(at[column], 1);
+        words.high = decode4_int4p(at[column] >> 4, 1);
+    } else {
+        words.low = decode4_e2m1(at[column], 0);
+        words.high = decode4_e2m1(at[column] >> 4, 0);
+    }
+    return words;
+}
+
+/* Decodes V of the tile; descriptions are in place. */
+template <uint32_t R> static __device__ void load_v(const attend_params &p, const memory<R> &m)
+{
+    const fixed_memory<R> *f = m.fixed;
+    uint32_t columns = p.v_dim_padded / 2u;
+    bool whole_groups = p.pages.page_tokens % GROUP4 == 0;
+    for (uint32_t i = threadIdx.x; i < CUDA_TILE_TOKENS / GROUP4 * columns; i += THREADS) {
+        uint32_t t = i / columns * GROUP4;
+        uint32_t column = i % columns;
+        uint32_t d = column / BLOCK16 * 2u * BLOCK16 + column % BLOCK16;
+        v_words words = {0, 0};
+        if (whole_groups) {
+            words = load_v_group(f, t, d, column);
+        } else {
+            for (uint32_t k = 0; k < GROUP4; ++k) {
+                v_words one = load_v_token(f, t + k, d, column, k);
+                words.low |= one.low;
+                words.high |= one.high;
+            }
+        }
+        const uint8_t *multipliers = m.multipliers + d / BLOCK16 * CUDA_TILE_TOKENS + t;
+        uint32_t *to = m.tile + t / GROUP4 * p.v_dim_padded + d;
+        to[0] = decode4_multiply(words.low, *(const uint32_t *)(const void *)multipliers);
+        to[BLOCK16] = decode4_multiply(words.high, *(const uint32_t *)(const void *)(multipliers + CUDA_TILE_TOKENS));
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ softmax */
+
+/* Four tokens of a row as a lane of its warp sees them: lane l has tokens l%16 + 16*(4*(l/16) + i), so that a partial sum of
+ * NUM 5.4 lies in lanes r and r + 16. */
+struct lane_tokens {
+    float x[4];
+    float a[4];
+    float weight[4];
+    float t[4];
+    bool visible[4];
+};
+
+static __device__ uint32_t lane_token(uint32_t i)
+{
+    uint32_t lane = threadIdx.x % 32u;
+    return lane % NBL_PARTIAL_SUMS + NBL_PARTIAL_SUMS * (4u * (lane / NBL_PARTIAL_SUMS) + i);
+}
+
+static __device__ float warp_max(float x)
+{
+    for (int distance = 16; distance > 0; distance /= 2) {
+        x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, distance));
+    }
+    return x;
+}
+
+/* ceil(max z) over the visible tokens, clamped (NUM 5.4). */
+static __device__ float base_of(const lane_tokens &v, float scale)
+{
+    float most = -INFINITY;
+#pragma unroll
+    for (uint32_t i = 0; i < 4u; ++i) {
+        most = v.visible[i] ? fmaxf(most, nbl_fma(v.x[i], scale, v.a[i])) : most;
+    }
+    return nbl_clamp_f32(nbl_ceil(warp_max(most)), -NBL_LOGIT_MAX, NBL_LOGIT_MAX);
+}
+
+/* t of every token, at most limit; the largest of the visible ones is returned. */
+static __device__ float grid_logits(lane_tokens *v, float scale, float base, float limit)
+{
+    float most = -INFINITY;
+#pragma unroll
+    for (uint32_t i = 0; i < 4u; ++i) {
+        v->t[i] = fminf(nbl_fma(v->x[i], scale, (v->a[i] - base) + NBL_GRID), limit);
+        most = v->visible[i] ? fmaxf(most, v->t[i]) : most;
+    }
+    return warp_max(most);
+}
+
+/* p = 2^u, near enough for P and q (NUM 5.5). */
+static __device__ float grid_exp2(float u)
+{
+    return u < NBL_WEIGHT_MIN ? 0.0f : ptx_ex2(u);
+}
+
+/* P of the lane's tokens into place; l of NUM 5.4 is returned. */
+static __device__ float weigh(const lane_tokens &v, float most, uint8_t *p)
+{
+    float q[4];
+#pragma unroll
+    for (uint32_t i = 0; i < 4u; ++i) {
+        float e = v.visible[i] ? grid_exp2(v.t[i] - most) : 0.0f;
+        p[lane_token(i)] = (uint8_t)nbl_grid_weight(e);
+        q[i] = nbl_grid_q(e);
+    }
+    float s = 0.0f;
+#pragma unroll
+    for (uint32_t half = 0; half < 2u; ++half) { /* lanes 16 to 31 go on where lanes 0 to 15 ended */
+        float before = __shfl_xor_sync(FULL_WARP, s, 16);
+        if (threadIdx.x % 32u / 16u == half) {
+            s = half == 0 ? 0.0f : before;
+#pragma unroll
+            for (uint32_t i = 0; i < 4u; ++i) {
+                s = v.visible[i] ? nbl_fma(q[i], v.weight[i], s) : s;
+            }
+        }
+    }
+    s = __shfl_sync(FULL_WARP, s, (int)(threadIdx.x % 16u + 16u));
+    s += __shfl_xor_sync(FULL_WARP, s, 8);
+    s += __shfl_xor_sync(FULL_WARP, s, 1);
+    s += __shfl_xor_sync(FULL_WARP, s, 2);
+    return s + __shfl_xor_sync(FULL_WARP, s, 4);
+}
+
+/* The lane's tokens of a row; the factor of x in z and t is returned. */
+template <uint32_t R>
+static __device__ float view_tokens(const attend_params &p, const memory<R> &m, const item &it, uint32_t index,
+                                    int32_t start, lane_tokens *v)
+{
+    const fixed_memory<R> *f = m.fixed;
+    const row_state &r = f->row[index];
+    float slope = p.alibi_slopes != NULL ? p.alibi_slopes[r.head] * NBL_LOG2E : 0.0f;
+#pragma unroll
+    for (uint32_t i = 0; i < 4u; ++i) {
+        uint32_t t = lane_token(i);
+        int32_t position = start + (int32_t)t;
+        v->visible[i] = is_visible(p, it, r, position);
+        v->x[i] = f->x[index][t];
+        v->a[i] = f->exponent[t];
+        v->weight[i] = f->weight[t];
+        if (p.alibi_slopes != NULL) {
+            v->a[i] = nbl_fma(slope, (float)(position - r.position), v->a[i]);
+        }
+        if (p.cap != 0.0f && v->visible[i]) {
+            v->x[i] = nbl_tanhp(v->x[i] * r.scale);
+        }
+    }
+    return p.cap != 0.0f ? p.cap : r.scale;
+}
+
+/* NUM 5.4 for one row of the tile, by one warp. */
+template <uint32_t R>
+static __device__ void softmax(const attend_params &p, const memory<R> &m, const item &it, uint32_t index, int32_t start)
+{
+    row_state *r = &m.fixed->row[index];
+    lane_tokens v;
+    float scale = view_tokens(p, m, it, index, start, &v);
+    bool takes_part = __any_sync(FULL_WARP, v.visible[0] || v.visible[1] || v.visible[2] || v.visible[3]);
+    float base = 0.0f;
+    float rescale = 1.0f;
+    float sum = r->sum;
+    float b = 0.0f;
+    bool adds = false;
+    if (takes_part) {
+        base = r->has_base ? r->base : base_of(v, scale);
+        float most = grid_logits(&v, scale, base, INFINITY);
+        if (most > NBL_GRID + NBL_REBASE) {
+            float moved = fmaxf(base, base_of(v, scale));
+            rescale = nbl_pow2f(base - moved);
+            base = moved;
+            most = grid_logits(&v, scale, base, NBL_GRID + NBL_REBASE);
+        }
+        adds = !(most - NBL_GRID < NBL_WEIGHT_MIN);
+        sum = rescale != 1.0f ? sum * rescale : sum;
+        if (adds) {
+            float l = weigh(v, most, (uint8_t *)m.fixed->p[index]);
+            b = nbl_grid_base(most - NBL_GRID);
+            sum = nbl_fma(l, b, sum);
+        }
+    }
+    __syncwarp();
+    if (threadIdx.x % 32u == 0) {
+        r->adds = adds;
+        r->rescale = rescale;
+        if (takes_part) {
+            r->has_base = true;
+            r->base = base;
+            r->sum = sum;
+            r->b = b;
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ tiles and chunks */
+
+/* O of the thread's elements (NUM 5.4). */
+template <uint32_t V, uint32_t R>
+static __device__ void multiply_v(const attend_params &p, const memory<R> &m, uint32_t rows, float (&o)[R][V])
+{
+#pragma unroll
+    for (uint32_t i = 0; i < V; ++i) {
+        uint32_t d = threadIdx.x + i * THREADS;
+        if (d < p.v_dim_padded) {
+            int32_t sums[R] = {};
+#pragma unroll 2
+            for (uint32_t g = 0; g < CUDA_TILE_TOKENS / GROUP4; g += 4u) {
+                int32_t v[4];
+#pragma unroll
+                for (uint32_t k = 0; k < 4u; ++k) {
+                    v[k] = (int32_t)m.tile[(g + k) * p.v_dim_padded + d];
+                }
+#pragma unroll
+                for (uint32_t r = 0; r < R; ++r) {
+                    uint4 weights = *(const uint4 *)(const void *)(m.fixed->p[r] + g);
+                    sums[r] = ptx_dp4a_us(weights.x, v[0], sums[r]);
+                    sums[r] = ptx_dp4a_us(weights.y, v[1], sums[r]);
+                    sums[r] = ptx_dp4a_us(weights.z, v[2], sums[r]);
+                    sums[r] = ptx_dp4a_us(weights.w, v[3], sums[r]);
+                }
+            }
+#pragma unroll
+            for (uint32_t r = 0; r < R; ++r) {
+                if (r < rows) {
+                    const row_state &row = m.fixed->row[r];
+                    o[r][i] = row.rescale != 1.0f ? o[r][i] * row.rescale : o[r][i];
+                    o[r][i] = row.adds ? nbl_fma((float)sums[r], row.b, o[r][i]) : o[r][i];
+                }
+            }
+        }
+    }
+}
+
+template <uint32_t V, uint32_t R>
+static __device__ void do_tile(const attend_params &p, const memory<R> &m, const item &it, int32_t start, float (&o)[R][V])
+{
+    uint32_t position = (uint32_t)start + threadIdx.x;
+    bool has_token = position < (uint32_t)it.kv_len;
+    if (has_token) {
+        load_k(p, m, it, position);
+        describe_v(p, m, it, position);
+    } else {
+        m.fixed->unit[threadIdx.x] = 1.0f;
+        describe_nothing(p, m);
+    }
+    multiply_k(p, m); /* a thread reads the K it has written itself */
+    __syncthreads();
+    load_v(p, m);
+    for (uint32_t r = threadIdx.x / 32u; r < it.rows; r += WARPS) {
+        softmax(p, m, it, r, start);
+    }
+    __syncthreads();
+    multiply_v(p, m, it.rows, o);
+    __syncthreads();
+}
+
+/* State of a row after the chunk; the empty one has an all-zero O (NUM 5.6). */
+template <uint32_t V> static __device__ nbl_state_head finish_chunk(const row_state &r, float (&o)[V])
+{
+    nbl_state_head head = {r.base, r.sum, r.offset, 0.0f};
+    if (!r.has_base || r.sum == 0.0f) {
+#pragma unroll
+        for (uint32_t i = 0; i < V; ++i) {
+            o[i] = 0.0f;
+        }
+        head = nbl_state_empty(r.offset);
+    }
+    return head;
+}
+
+template <uint32_t V>
+static __device__ void store_state(const attend_params &p, uint32_t row, uint32_t n, const nbl_state_head &head,
+                                   const float (&o)[V])
+{
+    float *state = p.states + ((uint64_t)row * p.chunks + n) * p.state_floats;
+    if (threadIdx.x == 0) {
+        *(float4 *)(void *)state = make_float4(head.base, head.sum, head.offset, 0.0f);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < V; ++i) {
+        uint32_t d = threadIdx.x + i * THREADS;
+        if (d < p.v_dim_padded) {
+            state[CUDA_STATE_HEAD_FLOATS + d] = o[i];
+        }
+    }
+}
+
+/* All tiles of the n-th chunk of the range, for all rows of the item. */
+template <uint32_t V, uint32_t R>
+static __device__ void do_chunk(const attend_params &p, const memory<R> &m, const item &it, uint32_t n, float (&o)[R][V])
+{
+    if (threadIdx.x < it.rows) {
+        m.fixed->row[threadIdx.x].has_base = false;
+        m.fixed->row[threadIdx.x].sum = 0.0f;
+    }
+#pragma unroll
+    for (uint32_t r = 0; r < R; ++r) {
+#pragma unroll
+        for (uint32_t i = 0; i < V; ++i) {
+            o[r][i] = 0.0f;
+        }
+    }
+    __syncthreads();
+    int32_t begin = (int32_t)((p.first_chunk + n) * NBL_CHUNK_TOKENS);
+    for (uint32_t t = 0; t < CUDA_CHUNK_TILES; ++t) {
+        int32_t start = begin + (int32_t)(t * CUDA_TILE_TOKENS);
+        if (start < it.end && start + (int32_t)CUDA_TILE_TOKENS > it.first) {
+            do_tile(p, m, it, start, o);
+        }
+    }
+}
+
+/* Split: the state of one chunk goes to the workspace. */
+template <uint32_t V, uint32_t R>
+static __device__ void do_split_item(const attend_params &p, const memory<R> &m, const item &it, uint32_t n)
+{
+    float o[R][V];
+    do_chunk(p, m, it, n, o);
+#pragma unroll
+    for (uint32_t r = 0; r < R; ++r) {
+        if (r < it.rows) {
+            nbl_state_head head = finish_chunk(m.fixed->row[r], o[r]);
+            store_state(p, m.fixed->row[r].index, n, head, o[r]);
+        }
+    }
+}
+
+/* Not split: all chunks in order, then finished rows. */
+template <uint32_t V, uint32_t R>
+static __device__ void do_whole_item(const attend_params &p, const memory<R> &m, const item &it)
+{
+    float o[R][V];
+    float total[R][V] = {};
+    for (uint32_t n = 0; n < cuda_live_chunks(&p, it.kv_len); ++n) {
+        do_chunk(p, m, it, n, o);
+#pragma unroll
+        for (uint32_t r = 0; r < R; ++r) {
+            if (r < it.rows) {
+                row_state *row = &m.fixed->row[r];
+                nbl_state_head head = finish_chunk(*row, o[r]);
+                nbl_state_head sum = row->total;
+                if (p.state_head.data != NULL) {
+                    finish_state(&p, n, row->token, row->head, head, o[r]);
+                }
+                nbl_state_merge(&sum, total[r], &head, o[r], V);
+                __syncthreads();
+                if (threadIdx.x == 0) {
+                    row->total = sum;
+                }
+                __syncthreads();
+            }
+        }
+    }
+#pragma unroll
+    for (uint32_t r = 0; r < R; ++r) {
+        if (r < it.rows) {
+            const row_state &row = m.fixed->row[r];
+            finish_row(finish_target_of(&p, row.token, row.head), row.total, total[r], (float *)(void *)m.tile);
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ kernel */
+
+static __host__ __device__ size_t tile_bytes(const attend_params *p)
+{
+    return (size_t)CUDA_TILE_TOKENS * (p->k_dim_padded > p->v_dim_padded ? p->k_dim_padded : p->v_dim_padded);
+}
+
+template <uint32_t R> static __host__ __device__ size_t memory_bytes(const attend_params *p)
+{
+    return sizeof(fixed_memory<R>) + tile_bytes(p) + (size_t)R * p->k_dim_padded +
+           (size_t)p->v_dim_padded / BLOCK16 * CUDA_TILE_TOKENS;
+}
+
+template <uint32_t V, uint32_t R>
+static __global__ void __launch_bounds__(THREADS) generic_kernel(const __grid_constant__ attend_params p, uint32_t blocks)
+{
+    extern __shared__ uint4 dynamic[];
+    memory<R> m;
+    m.fixed = (fixed_memory<R> *)(void *)dynamic;
+    m.tile = (uint32_t *)(void *)(m.fixed + 1);
+    m.q = m.tile + tile_bytes(&p) / sizeof(uint32_t);
+    m.multipliers = (uint8_t *)(m.q + (size_t)R * p.k_dim_padded / sizeof(uint32_t));
+    uint32_t parts = p.split ? p.chunks : 1u;
+    uint32_t n = blockIdx.x % parts;
+    uint32_t block = blockIdx.x / parts % blocks;
+    item it;
+    it.kv_head = blockIdx.x / parts / blocks % p.kv_heads;
+    it.sequence = blockIdx.x / parts / blocks / p.kv_heads;
+    ptx_grid_wait();
+    if (p.split && n >= cuda_live_chunks(&p, p.sequences[it.sequence].kv_len)) {
+        return;
+    }
+    if (!init_item(p, m, block, &it)) {
+        return;
+    }
+    if (p.split) {
+        do_split_item<V>(p, m, it, n);
+    } else {
+        do_whole_item<V>(p, m, it);
+    }
+}
+
+template <uint32_t V, uint32_t R> static cudaError_t launch(const attend_params *p, cudaStream_t stream)
+{
+    uint64_t rows = (uint64_t)p->q_len_max * p->group_rows;
+    uint32_t blocks = (uint32_t)((rows + R - 1u) / R);
+    uint64_t items = (uint64_t)p->batch * p->kv_heads * blocks * (p->split ? p->chunks : 1u);
+    size_t bytes = memory_bytes<R>(p);
+    if (items == 0) {
+        return cudaSuccess;
+    }
+    if (items > INT32_MAX) {
+        return cudaErrorInvalidConfiguration;
+    }
+    cudaError_t error =
+        cudaFuncSetAttribute(generic_kernel<V, R>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    if (error != cudaSuccess) {
+        return error;
+    }
+    return launch_after(generic_kernel<V, R>, dim3((uint32_t)items), THREADS, bytes, stream, p, blocks);
+}
+
+extern "C" cudaError_t nbl_cuda_attend_generic(const attend_params *p, cudaStream_t stream)
+{
+    if (p->k_dim_padded > 512u || p->v_dim > 2u * THREADS) {
+        return launch<4, 8>(p, stream);
+    }
+    return p->v_dim > THREADS ? launch<2, 16>(p, stream) : launch<1, 16>(p, stream);
+}
