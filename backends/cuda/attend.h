@@ -158,6 +158,9 @@ typedef struct attend_params {
     uint32_t reserved;
 } attend_params;
 
+/** Fails if the plugin has no code for the current device. */
+cudaError_t nbl_cuda_probe(void);
+
 /** Prepare: `sequences`, `queries` and `codes` (NUM 5.1); reports bad data to `status`. */
 cudaError_t nbl_cuda_attend_prepare(const attend_params *p, cudaStream_t stream);
 

@@ -280,6 +280,27 @@ ISA_TEST(isa_softmax, logits_beyond_the_limit)
     }
 }
 
+/* NUM 5.3, 5.4: terms of ALiBi up to 2^40 that the logit nearly cancels: t is far from z - B, max(B, ...) counts. */
+ISA_TEST(isa_softmax, huge_alibi_terms)
+{
+    uint64_t seed = 96;
+    uint32_t kept = 0;
+    for (uint32_t n = 0; n < 6000u; n++) {
+        trial *c = trial_alloc(1u + n % SIM_GROUPS);
+        float size = ldexpf(1.0f, 16 + (int)(n % 25u));
+        c->base = (float)random_index(&seed, 2001) - 1000.0f;
+        c->row.scale = 0x1p-3f;
+        random_mask(c, &seed, n % 8u);
+        for (uint32_t t = 0; t < SIM_TILE; t++) {
+            c->a[t] = support_normal(&seed) * size;
+            c->x[t] = rintf(c->base + support_normal(&seed) * 40.0f - c->a[t]) * 8.0f;
+        }
+        kept += check(isa, c).found.rescale == 1.0f;
+        free(c);
+    }
+    cr_expect(kept > 600u && kept < 5400u, "the base stayed in %u of 6000 rows", kept);
+}
+
 /* NUM 5.9. */
 ISA_TEST(isa_softmax, saturated_tokens_weigh_alike)
 {

@@ -97,6 +97,15 @@ Test(num_scalar, exp2p_at_its_ends)
     }
 }
 
+/* NUM 1.5: found by search: where one step of the least coefficient changes the result. */
+Test(num_scalar, exp2p_where_its_least_coefficient_counts)
+{
+    static const float x[] = {-0x1.69e8b2p-2f, -0x1.74991p-2f, -0x1.c62578p-2f};
+    for (uint32_t i = 0; i < COUNT(x); i++) {
+        EXPECT_BITS(nbl_exp2p(x[i]), oracle_exp2p(x[i]), "exp2p(%a) is %a", (double)x[i], (double)nbl_exp2p(x[i]));
+    }
+}
+
 /* NUM 1.6: byte-equal with the oracle; within 2^-23 of max(1, |log2 x|), and near 1 relatively close as well. */
 Test(num_scalar, log2p_is_the_written_polynomial_within_its_bound)
 {

@@ -42,16 +42,16 @@ struct row_state {
 };
 
 /* Shared memory of a block; the arrays of a call's dimensions follow it. */
-template <uint32_t R> struct fixed_memory {
+template <uint32_t R> struct alignas(16) fixed_memory {
+    float x[R][CUDA_TILE_TOKENS];
+    uint32_t p[R][CUDA_TILE_TOKENS / 4u]; /* P, four tokens to a word */
     row_state row[R];
     float unit[CUDA_TILE_TOKENS];     /* 2^ek */
     float exponent[CUDA_TILE_TOKENS]; /* ev */
     float weight[CUDA_TILE_TOKENS];   /* 2^-ev */
-    float x[R][CUDA_TILE_TOKENS];
     const uint8_t *v_codes[CUDA_TILE_TOKENS]; /* code byte of element 0, NULL past the length */
     uint32_t v_stride[CUDA_TILE_TOKENS];      /* bytes from column to column */
     uint32_t v_format[CUDA_TILE_TOKENS];
-    uint32_t p[R][CUDA_TILE_TOKENS / 4u]; /* P, four tokens to a word */
 };
 
 template <uint32_t R> struct memory {
@@ -700,7 +700,7 @@ template <uint32_t R> static __host__ __device__ size_t memory_bytes(const atten
 }
 
 template <uint32_t V, uint32_t R>
-static __global__ void __launch_bounds__(THREADS) generic_kernel(const __grid_constant__ attend_params p, uint32_t blocks)
+static __global__ void __launch_bounds__(THREADS, 1) generic_kernel(const __grid_constant__ attend_params p, uint32_t blocks)
 {
     extern __shared__ uint4 dynamic[];
     memory<R> m;

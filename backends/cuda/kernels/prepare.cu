@@ -245,3 +245,9 @@ extern "C" cudaError_t nbl_cuda_attend_prepare(const attend_params *p, cudaStrea
     prepare_kernel<<<(uint32_t)(p->batch + (rows + vectors - 1u) / vectors), THREADS, 0, stream>>>(*p);
     return cudaGetLastError();
 }
+
+extern "C" cudaError_t nbl_cuda_probe(void)
+{
+    cudaFuncAttributes attributes;
+    return cudaFuncGetAttributes(&attributes, prepare_kernel);
+}

@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file attend.c
+ * @brief attend on the host: workspace, kernel choice, launches (NUM 5).
+ */
+#include "cuda_plugin.h"
+
+#include "exp2grid.h"
+
+#include <fenv.h>
+#include <math.h>
+#include <string.h>
+
+_Static_assert(sizeof(cuda_sequence) == 16 && sizeof(cuda_query) == 16, "select.c knows these sizes");
+
+nbl_status cuda_supports(nbl_device *device, const nbl_op_desc *op, nbl_error *err)
+{
+    (void)device;
+    if (op->op < NBL_OP_APPEND || op->op > NBL_OP_MERGE) {
+        return cuda_fail(err, NBL_E_UNSUPPORTED, "cuda: op %u is unknown", op->op);
+    }
+    if (op->features & ~NBL_FEATURES_ALL) {
+        return cuda_fail(err, NBL_E_UNSUPPORTED, "cuda: features 0x%x are unknown", op->features & ~NBL_FEATURES_ALL);
+    }
+    return NBL_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------ workspace */
+
+static uint64_t scratch_bytes(const attend_bounds *bounds)
+{
+    uint64_t bytes = 0;
+#ifdef CUDA_HAS_DECODE
+    uint64_t decode = nbl_cuda_decode_scratch_bytes(bounds);
+    bytes = decode > bytes ? decode : bytes;
+#endif
+#ifdef CUDA_HAS_PREFILL
+    uint64_t prefill = nbl_cuda_prefill_scratch_bytes(bounds);
+    bytes = prefill > bytes ? prefill : bytes;
+#endif
+    (void)bounds;
+    return bytes;
+}
+
+static attend_bounds bounds_of(const nbl_device *device, const nbl_kv_shape *shape)
+{
+    attend_bounds b = {0};
+    b.kv_heads = shape->kv_heads;
+    b.k_dim = shape->k_dim;
+    b.v_dim = shape->v_dim;
+    b.page_tokens = shape->page_tokens;
+    b.processors = device->processors;
+    b.capability = device->capability;
+    return b;
+}
+
+nbl_status cuda_workspace_size(nbl_device *device, const nbl_op_desc *op, uint64_t *out_bytes, nbl_error *err)
+{
+    (void)err;
+    *out_bytes = 0;
+    if (op->op == NBL_OP_ATTEND) {
+        attend_bounds b = bounds_of(device, op->shape);
+        b.batch = op->batch_max;
+        b.q_tokens = op->q_tokens_max;
+        b.q_heads = op->q_heads;
+        b.q_len_max = op->q_len_max;
+        b.kv_len_max = op->kv_len_max;
+        *out_bytes = cuda_plan_make(&b, scratch_bytes(&b)).bytes;
+    }
+    return NBL_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------ parameters */
+
+/* c and cap of NUM 5.1 and 5.3, in the default floating-point environment whatever the caller's is. */
+__attribute__((noinline)) static void set_scales(const nbl_attend_args *args, attend_params *p)
+{
+    float sm_scale = args->sm_scale != 0.0f ? args->sm_scale : 1.0f / sqrtf((float)args->pool->shape->k_dim);
+    p->c = args->soft_cap != 0.0f ? sm_scale / args->soft_cap : sm_scale * NBL_LOG2E;
+    p->cap = args->soft_cap != 0.0f ? args->soft_cap * NBL_LOG2E : 0.0f;
+}
+
+static void set_scales_exactly(const nbl_attend_args *args, attend_params *p)
+{
+    fenv_t saved;
+    fegetenv(&saved);
+    fesetenv(FE_DFL_ENV);
+    set_scales(args, p);
+    fesetenv(&saved);
+}
+
+static void set_sizes(const nbl_attend_args *args, attend_params *p)
+{
+    const nbl_kv_shape *shape = args->pool->shape;
+    p->batch = args->batch;
+    p->q_tokens = (uint32_t)args->q.shape[0];
+    p->q_heads = args->q_heads;
+    p->kv_heads = shape->kv_heads;
+    p->group_rows = args->q_heads / shape->kv_heads;
+    p->k_dim = shape->k_dim;
+    p->v_dim = shape->v_dim;
+    p->k_dim_padded = nbl_layout_dim_padded(shape->k_dim);
+    p->v_dim_padded = nbl_layout_dim_padded(shape->v_dim);
+    p->k_hadamard = shape->k_hadamard;
+    p->v_hadamard = shape->v_hadamard;
+    p->centering = shape->centering;
+    p->q_format = args->q_format == NBL_Q4 ? NBL_Q4 : NBL_Q8;
+    p->q_len_max = args->q_len_max;
+    p->kv_len_max = args->kv_len_max;
+    p->layer = args->layer;
+}
+
+static void set_visibility(const nbl_attend_args *args, attend_params *p)
+{
+    p->flags = args->flags;
+    p->window_left = args->window_left;
+    p->window_right = args->window_right;
+    p->range_begin = args->range_begin;
+    p->range_end = args->range_end != 0 ? args->range_end : UINT32_MAX;
+    p->tree_mask_stride = args->tree_mask_stride;
+    p->alibi_slopes = args->alibi_slopes;
+    p->sinks = args->sinks;
+    p->tree_mask = args->tree_mask;
+    p->page_table = args->page_table;
+    p->page_table_stride = args->page_table_stride;
+    p->q_indptr = args->q_indptr;
+    p->kv_len = args->kv_len;
+}
+
+static void set_tensors(const nbl_attend_args *args, attend_params *p)
+{
+    p->q = cuda_tensor_of(&args->q);
+    p->o = cuda_tensor_of(&args->o);
+    p->lse = cuda_tensor_of(&args->lse);
+    p->state_head = cuda_tensor_of(&args->state_head);
+    p->state_o = cuda_tensor_of(&args->state_o);
+    p->state_count = args->state_head.data != NULL ? (uint32_t)args->state_head.shape[0] : 0u;
+}
+
+static void set_workspace(const nbl_attend_args *args, const cuda_plan *plan, attend_params *p)
+{
+    uint8_t *workspace = args->workspace;
+    p->first_chunk = plan->first_chunk;
+    p->chunks = plan->chunks;
+    p->split = plan->split;
+    p->state_floats = plan->state_floats;
+    p->sequences = (cuda_sequence *)(void *)(workspace + plan->sequences_at);
+    p->queries = (cuda_query *)(void *)(workspace + plan->queries_at);
+    p->codes = (int8_t *)(workspace + plan->codes_at);
+    p->states = (float *)(void *)(workspace + plan->states_at);
+    p->scratch = workspace + plan->scratch_at;
+    p->scratch_bytes = plan->scratch_bytes;
+}
+
+static attend_params params_of(const nbl_device *device, const nbl_attend_args *args, const cuda_plan *plan)
+{
+    attend_params p;
+    memset(&p, 0, sizeof p);
+    p.pages = cuda_pages_of(args->pool, args->layer);
+    p.centers = cuda_centers_of(&args->centers, args->pool->shape);
+    set_sizes(args, &p);
+    set_visibility(args, &p);
+    set_scales_exactly(args, &p);
+    set_tensors(args, &p);
+    set_workspace(args, plan, &p);
+    p.status = device->status_device;
+    p.processors = device->processors;
+    p.capability = device->capability;
+    return p;
+}
+
+/* ------------------------------------------------------------------------------------------------ call */
+
+static nbl_status check_args(const nbl_device *device, const nbl_attend_args *args, nbl_error *err)
+{
+    const struct {
+        const char *name;
+        const void *memory;
+    } arrays[] = {{"q", args->q.data},           {"o", args->o.data},           {"q_indptr", args->q_indptr},
+                  {"kv_len", args->kv_len},      {"page_table", args->page_table}, {"workspace", args->workspace}};
+    uint64_t rows = args->q.shape[0] * args->q_heads;
+    nbl_status status = cuda_check_stream(device, args->stream, err);
+    for (uint32_t i = 0; status == NBL_OK && i < sizeof arrays / sizeof arrays[0]; ++i) {
+        status = cuda_check_memory(device, arrays[i].name, arrays[i].memory, err);
+    }
+    if (status == NBL_OK) {
+        status = cuda_check_pool(device, "pool", args->pool, err);
+    }
+    if (status == NBL_OK && args->q.shape[0] > (uint64_t)args->batch * args->q_len_max) {
+        return cuda_fail(err, NBL_E_RANGE, "cuda: q has %llu rows (allowed: up to batch * q_len_max, %llu)",
+                         (unsigned long long)args->q.shape[0], (unsigned long long)args->batch * args->q_len_max);
+    }
+    if (status == NBL_OK && rows > INT32_MAX) {
+        return cuda_fail(err, NBL_E_UNSUPPORTED, "cuda: Tq * Hq is %llu (allowed: up to 2^31 - 1)",
+                         (unsigned long long)rows);
+    }
+    return status;
+}
+
+static cudaError_t launch_kernel(const attend_params *p, cudaStream_t stream)
+{
+    int decode_takes = 0;
+    int prefill_takes = 0;
+#ifdef CUDA_HAS_DECODE
+    decode_takes = nbl_cuda_decode_supports(p);
+#endif
+#ifdef CUDA_HAS_PREFILL
+    prefill_takes = nbl_cuda_prefill_supports(p);
+#endif
+    switch (cuda_kernel_choose(p->split, p->q_len_max, p->group_rows, decode_takes, prefill_takes)) {
+#ifdef CUDA_HAS_DECODE
+    case CUDA_KERNEL_DECODE: return nbl_cuda_attend_decode(p, stream);
+#endif
+#ifdef CUDA_HAS_PREFILL
+    case CUDA_KERNEL_PREFILL: return nbl_cuda_attend_prefill(p, stream);
+#endif
+    default: return nbl_cuda_attend_generic(p, stream);
+    }
+}
+
+static nbl_status launch_all(const attend_params *p, cudaStream_t stream, nbl_error *err)
+{
+    nbl_status status = cuda_result(err, nbl_cuda_attend_prepare(p, stream), "attend, first step");
+    if (status == NBL_OK && (p->chunks > 0 || !p->split)) {
+        status = cuda_result(err, launch_kernel(p, stream), "attend, main step");
+    }
+    return status == NBL_OK ? cuda_result(err, nbl_cuda_attend_fold(p, stream), "attend, last step") : status;
+}
+
+static nbl_status attend(const nbl_device *device, const nbl_attend_args *args, nbl_error *err)
+{
+    nbl_status status = check_args(device, args, err);
+    if (status != NBL_OK) {
+        return status;
+    }
+    attend_bounds b = bounds_of(device, args->pool->shape);
+    b.batch = args->batch;
+    b.q_tokens = args->q.shape[0];
+    b.q_heads = args->q_heads;
+    b.q_len_max = args->q_len_max;
+    b.kv_len_max = args->kv_len_max;
+    cuda_plan plan = cuda_plan_make(&b, scratch_bytes(&b));
+    if (args->workspace_bytes < plan.bytes) {
+        return cuda_fail(err, NBL_E_NO_MEMORY, "cuda: workspace_bytes is %llu (needed: %llu)",
+                         (unsigned long long)args->workspace_bytes, (unsigned long long)plan.bytes);
+    }
+    cuda_plan_restrict(&plan, args->range_begin, args->range_end);
+    attend_params p = params_of(device, args, &plan);
+    return launch_all(&p, (cudaStream_t)args->stream.handle, err);
+}
+
+nbl_status cuda_attend(nbl_device *device, const nbl_attend_args *args, nbl_error *err)
+{
+    cuda_saved saved;
+    if (args->q.shape[0] == 0 || args->batch == 0) {
+        return NBL_OK;
+    }
+    nbl_status status = cuda_enter(device, &saved, err);
+    return status == NBL_OK ? cuda_leave(device, &saved, attend(device, args, err)) : status;
+}

@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file ops.c
+ * @brief append, gather, copy_pages, transcode and merge on the host: arguments to kernels.
+ */
+#include "cuda_plugin.h"
+
+#include <string.h>
+
+/* Vectors and rows are counted in 31 bits on the device. */
+static nbl_status check_count(const char *what, uint64_t count, nbl_error *err)
+{
+    if (count > INT32_MAX) {
+        return cuda_fail(err, NBL_E_UNSUPPORTED, "cuda: %s is %llu (allowed: up to 2^31 - 1)", what,
+                         (unsigned long long)count);
+    }
+    return NBL_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------ append */
+
+static append_params append_params_of(const nbl_device *device, const nbl_append_args *args)
+{
+    const nbl_kv_shape *shape = args->pool->shape;
+    append_params p;
+    memset(&p, 0, sizeof p);
+    p.pages = cuda_pages_of(args->pool, args->layer);
+    p.centers = cuda_centers_of(&args->centers, shape);
+    p.k = cuda_tensor_of(&args->k);
+    p.v = cuda_tensor_of(&args->v);
+    p.slots = args->slots;
+    p.seq_indptr = shape->centering ? args->seq_indptr : NULL;
+    p.stats = args->stats;
+    p.status = device->status_device;
+    p.tokens = (uint32_t)args->k.shape[0];
+    p.batch = args->batch;
+    p.kv_heads = shape->kv_heads;
+    p.k_dim = shape->k_dim;
+    p.v_dim = shape->v_dim;
+    p.k_hadamard = shape->k_hadamard;
+    p.v_hadamard = shape->v_hadamard;
+    p.k_rule = shape->k_scale_rule;
+    p.v_rule = shape->v_scale_rule;
+    p.centering = shape->centering;
+    return p;
+}
+
+static nbl_status append(const nbl_device *device, const nbl_append_args *args, nbl_error *err)
+{
+    cudaStream_t stream = (cudaStream_t)args->stream.handle;
+    nbl_status status = cuda_check_stream(device, args->stream, err);
+    status = status == NBL_OK ? check_count("T", args->k.shape[0], err) : status;
+    status = status == NBL_OK ? cuda_check_memory(device, "k", args->k.data, err) : status;
+    status = status == NBL_OK ? cuda_check_memory(device, "v", args->v.data, err) : status;
+    status = status == NBL_OK ? cuda_check_memory(device, "slots", args->slots, err) : status;
+    status = status == NBL_OK ? cuda_check_memory(device, "stats", args->stats, err) : status;
+    status = status == NBL_OK ? cuda_check_pool(device, "pool", args->pool, err) : status;
+    if (status != NBL_OK) {
+        return status;
+    }
+    append_params p = append_params_of(device, args);
+    if (p.centering && args->center_mode == NBL_CENTER_COMPUTE && p.batch > 0) {
+        status = cuda_result(err, nbl_cuda_center_compute(&p, stream), "append, centres");
+    }
+    return status == NBL_OK ? cuda_result(err, nbl_cuda_append(&p, stream), "append") : status;
+}
+
+nbl_status cuda_append(nbl_device *device, const nbl_append_args *args, nbl_error *err)
+{
+    cuda_saved saved;
+    if (args->k.shape[0] == 0) {
+        return NBL_OK;
+    }
+    nbl_status status = cuda_enter(device, &saved, err);
+    return status == NBL_OK ? cuda_leave(device, &saved, append(device, args, err)) : status;
+}
+
+/* ------------------------------------------------------------------------------------------------ gather */
+
+static gather_params gather_params_of(const nbl_device *device, const nbl_gather_args *args, uint32_t tokens)
+{
+    const nbl_kv_shape *shape = args->pool->shape;
+    int stored = (args->flags & NBL_GATHER_STORED) != 0;
+    gather_params p;
+    memset(&p, 0, sizeof p);
+    p.pages = cuda_pages_of(args->pool, args->layer);
+    p.k = cuda_tensor_of(&args->k);
+    p.v = cuda_tensor_of(&args->v);
+    p.slots = args->slots;
+    p.status = device->status_device;
+    p.tokens = tokens;
+    p.batch = args->batch;
+    p.kv_heads = shape->kv_heads;
+    p.k_dim = shape->k_dim;
+    p.v_dim = shape->v_dim;
+    p.k_hadamard = stored ? 0 : shape->k_hadamard;
+    p.v_hadamard = stored ? 0 : shape->v_hadamard;
+    if (shape->centering && !stored && args->k.data != NULL) {
+        p.centers = cuda_centers_of(&args->centers, shape);
+        p.seq_indptr = args->seq_indptr;
+    }
+    return p;
+}
+
+static nbl_status gather(const nbl_device *device, const nbl_gather_args *args, uint64_t tokens, nbl_error *err)
+{
+    nbl_status status = cuda_check_stream(device, args->stream, err);
+    status = status == NBL_OK ? check_count("T", tokens, err) : status;
+    status = status == NBL_OK ? cuda_check_memory(device, "k", args->k.data, err) : status;
+    status = status == NBL_OK ? cuda_check_memory(device, "v", args->v.data, err) : status;
+    status = status == NBL_OK ? cuda_check_memory(device, "slots", args->slots, err) : status;
+    status = status == NBL_OK ? cuda_check_pool(device, "pool", args->pool, err) : status;
+    if (status != NBL_OK) {
+        return status;
+    }
+    gather_params p = gather_params_of(device, args, (uint32_t)tokens);
+    return cuda_result(err, nbl_cuda_gather(&p, (cudaStream_t)args->stream.handle), "gather");
+}
+
+nbl_status cuda_gather(nbl_device *device, const nbl_gather_args *args, nbl_error *err)
+{
+    cuda_saved saved;
+    const nbl_tensor *any = args->k.data != NULL ? &args->k : &args->v;
+    if (any->data == NULL || any->shape[0] == 0) {
+        return NBL_OK;
+    }
+    nbl_status status = cuda_enter(device, &saved, err);
+    return status == NBL_OK ? cuda_leave(device, &saved, gather(device, args, any->shape[0], err)) : status;
+}
+
+/* ------------------------------------------------------------------------------------------------ pages */
+
+static pages_params pages_params_of(const nbl_device *device, const nbl_pool *src, const nbl_pool *dst)
+{
+    pages_params p;
+    memset(&p, 0, sizeof p);
+    p.src = cuda_pages_of(src, 0);
+    p.dst = cuda_pages_of(dst, 0);
+    for (uint32_t i = 0; i < src->region_count; ++i) {
+        nbl_page_layout layout = nbl_layout_page(src->shape, src->regions[i].k_format, src->regions[i].v_format);
+        p.src_code_layer_stride[i] = src->regions[i].code_layer_stride;
+        p.src_scale_layer_stride[i] = src->regions[i].scale_layer_stride;
+        p.code_page_bytes[i] = layout.code_page_bytes;
+        p.scale_page_bytes[i] = layout.scale_page_bytes;
+    }
+    for (uint32_t i = 0; i < dst->region_count; ++i) {
+        p.dst_code_layer_stride[i] = dst->regions[i].code_layer_stride;
+        p.dst_scale_layer_stride[i] = dst->regions[i].scale_layer_stride;
+    }
+    p.status = device->status_device;
+    p.layers = src->shape->layers;
+    p.same_pool = src->regions[0].codes == dst->regions[0].codes;
+    p.kv_heads = dst->shape->kv_heads;
+    p.k_dim = dst->shape->k_dim;
+    p.v_dim = dst->shape->v_dim;
+    p.k_rule = dst->shape->k_scale_rule;
+    p.v_rule = dst->shape->v_scale_rule;
+    return p;
+}
+
+static nbl_status check_pair(const nbl_device *device, const nbl_pool *src, const nbl_pool *dst, const int32_t *src_pages,
+                             const int32_t *dst_pages, nbl_stream stream, nbl_error *err)
+{
+    nbl_status status = cuda_check_stream(device, stream, err);
+    status = status == NBL_OK ? cuda_check_memory(device, "src_pages", src_pages, err) : status;
+    status = status == NBL_OK ? cuda_check_memory(device, "dst_pages", dst_pages, err) : status;
+    status = status == NBL_OK ? cuda_check_pool(device, "src_pool", src, err) : status;
+    return status == NBL_OK ? cuda_check_pool(device, "dst_pool", dst, err) : status;
+}
+
+static nbl_status copy_pages(const nbl_device *device, const nbl_copy_pages_args *args, nbl_error *err)
+{
+    nbl_status status = check_pair(device, args->src_pool, args->dst_pool, args->src_pages, args->dst_pages, args->stream,
+                                   err);
+    if (status != NBL_OK) {
+        return status;
+    }
+    pages_params p = pages_params_of(device, args->src_pool, args->dst_pool);
+    p.src_pages = args->src_pages;
+    p.dst_pages = args->dst_pages;
+    p.count = args->count;
+    return cuda_result(err, nbl_cuda_copy_pages(&p, (cudaStream_t)args->stream.handle), "copy_pages");
+}
+
+nbl_status cuda_copy_pages(nbl_device *device, const nbl_copy_pages_args *args, nbl_error *err)
+{
+    cuda_saved saved;
+    if (args->count == 0) {
+        return NBL_OK;
+    }
+    nbl_status status = cuda_enter(device, &saved, err);
+    return status == NBL_OK ? cuda_leave(device, &saved, copy_pages(device, args, err)) : status;
+}
+
+static nbl_status transcode(const nbl_device *device, const nbl_transcode_args *args, nbl_error *err)
+{
+    nbl_status status = check_pair(device, args->src_pool, args->dst_pool, args->src_pages, args->dst_pages, args->stream,
+                                   err);
+    status = status == NBL_OK ? cuda_check_memory(device, "token_counts", args->token_counts, err) : status;
+    status = status == NBL_OK ? cuda_check_memory(device, "stats", args->stats, err) : status;
+    if (status != NBL_OK) {
+        return status;
+    }
+    pages_params p = pages_params_of(device, args->src_pool, args->dst_pool);
+    p.src_pages = args->src_pages;
+    p.dst_pages = args->dst_pages;
+    p.token_counts = args->token_counts;
+    p.stats = args->stats;
+    p.count = args->count;
+    return cuda_result(err, nbl_cuda_transcode(&p, (cudaStream_t)args->stream.handle), "transcode");
+}
+
+nbl_status cuda_transcode(nbl_device *device, const nbl_transcode_args *args, nbl_error *err)
+{
+    cuda_saved saved;
+    if (args->count == 0) {
+        return NBL_OK;
+    }
+    nbl_status status = cuda_enter(device, &saved, err);
+    return status == NBL_OK ? cuda_leave(device, &saved, transcode(device, args, err)) : status;
+}
+
+/* ------------------------------------------------------------------------------------------------ merge */
+
+static merge_params merge_params_of(const nbl_device *device, const nbl_merge_args *args, const nbl_tensor *in)
+{
+    merge_params p;
+    memset(&p, 0, sizeof p);
+    p.in_state_head = cuda_tensor_of(&args->in_state_head);
+    p.in_state_o = cuda_tensor_of(&args->in_state_o);
+    p.in_o = cuda_tensor_of(&args->in_o);
+    p.in_lse = cuda_tensor_of(&args->in_lse);
+    p.state_head = cuda_tensor_of(&args->state_head);
+    p.state_o = cuda_tensor_of(&args->state_o);
+    p.o = cuda_tensor_of(&args->o);
+    p.lse = cuda_tensor_of(&args->lse);
+    p.sinks = args->sinks;
+    p.status = device->status_device;
+    p.count = args->count;
+    p.rows = (uint32_t)in->shape[1];
+    p.heads = (uint32_t)in->shape[2];
+    p.dim = (uint32_t)in->shape[3];
+    p.v_hadamard = args->v_hadamard;
+    p.lse_base2 = (args->flags & NBL_MERGE_LSE_BASE2) != 0;
+    return p;
+}
+
+static nbl_status merge(const nbl_device *device, const nbl_merge_args *args, const nbl_tensor *in, nbl_error *err)
+{
+    nbl_status status = cuda_check_stream(device, args->stream, err);
+    status = status == NBL_OK ? check_count("T * Hq", in->shape[1] * in->shape[2], err) : status;
+    status = status == NBL_OK ? cuda_check_memory(device, "the input", in->data, err) : status;
+    status = status == NBL_OK ? cuda_check_memory(device, "o", args->o.data, err) : status;
+    if (status != NBL_OK) {
+        return status;
+    }
+    merge_params p = merge_params_of(device, args, in);
+    return cuda_result(err, nbl_cuda_merge(&p, (cudaStream_t)args->stream.handle), "merge");
+}
+
+nbl_status cuda_merge(nbl_device *device, const nbl_merge_args *args, nbl_error *err)
+{
+    cuda_saved saved;
+    const nbl_tensor *in = args->in_state_head.data != NULL ? &args->in_state_o : &args->in_o;
+    if (in->shape[1] == 0 || in->shape[2] == 0) {
+        return NBL_OK;
+    }
+    nbl_status status = cuda_enter(device, &saved, err);
+    return status == NBL_OK ? cuda_leave(device, &saved, merge(device, args, in, err)) : status;
+}

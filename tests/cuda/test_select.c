@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/** @file test_select.c  Workspace plans and kernel choice of the CUDA backend. */
+#include "select.h"
+
+#include <criterion/criterion.h>
+#include <nibble/nibble_types.h>
+
+static attend_bounds decode_bounds(void)
+{
+    attend_bounds b = {.batch = 16,
+                       .q_tokens = 16,
+                       .q_heads = 32,
+                       .kv_heads = 8,
+                       .k_dim = 128,
+                       .v_dim = 128,
+                       .page_tokens = 64,
+                       .q_len_max = 1,
+                       .kv_len_max = 32768,
+                       .processors = 132,
+                       .capability = 90};
+    return b;
+}
+
+static attend_bounds prefill_bounds(void)
+{
+    attend_bounds b = decode_bounds();
+    b.batch = 2;
+    b.q_len_max = 16384;
+    b.q_tokens = 32768;
+    b.kv_len_max = 16384;
+    return b;
+}
+
+Test(cuda_select, decode_is_split_whatever_its_size)
+{
+    attend_bounds b = decode_bounds();
+    cuda_plan small = cuda_plan_make(&b, 0);
+    cr_assert(small.split == 1, "16 rows are not split");
+    cr_assert(small.chunks == 32, "%u chunks in 32768 tokens", small.chunks);
+    cr_assert(small.states_bytes == UINT64_C(16) * 32 * 32 * 132 * 4, "%llu bytes of states",
+              (unsigned long long)small.states_bytes);
+    b.batch = 1024;
+    b.q_tokens = 1024;
+    b.kv_len_max = 131072;
+    cuda_plan large = cuda_plan_make(&b, 0);
+    cr_assert(large.split == 1, "many sequences are not split");
+    cr_assert(large.states_bytes == UINT64_C(1024) * 32 * 128 * 132 * 4, "%llu bytes of states",
+              (unsigned long long)large.states_bytes);
+}
+
+Test(cuda_select, prefill_is_not_split)
+{
+    attend_bounds b = prefill_bounds();
+    cuda_plan p = cuda_plan_make(&b, 0);
+    cr_assert(p.split == 0, "a prefill of 32768 rows is split");
+    cr_assert(p.states_bytes == CUDA_SPLIT_BYTES_MAX, "%llu bytes of states", (unsigned long long)p.states_bytes);
+}
+
+Test(cuda_select, places_are_aligned_and_disjoint)
+{
+    attend_bounds b = decode_bounds();
+    b.q_tokens = 13;
+    b.batch = 13;
+    b.k_dim = 80;
+    cuda_plan p = cuda_plan_make(&b, 1000);
+    const uint64_t places[] = {p.sequences_at, p.queries_at, p.codes_at, p.states_at, p.scratch_at, p.bytes};
+    const uint64_t sizes[] = {13 * 16, 13 * 32 * 16, 13 * 32 * 96, p.states_bytes, 1000};
+    for (uint32_t i = 0; i < 5u; ++i) {
+        cr_assert(places[i] % CUDA_WORKSPACE_ALIGNMENT == 0, "place %u is %llu", i, (unsigned long long)places[i]);
+        cr_assert(places[i] + sizes[i] <= places[i + 1], "place %u reaches into the next one", i);
+    }
+}
+
+/* Bounds that grow never need less: a workspace made for them serves every call inside. */
+Test(cuda_select, larger_bounds_need_no_less)
+{
+    const uint32_t lengths[] = {1, 2, 5, 16, 17, 64, 65, 300, 5000};
+    const uint32_t heads[] = {8, 32, 40, 64};
+    for (uint32_t h = 0; h < 4u; ++h) {
+        uint64_t before = 0;
+        for (uint32_t i = 0; i < 9u; ++i) {
+            attend_bounds b = decode_bounds();
+            b.q_heads = heads[h];
+            b.q_len_max = lengths[i];
+            b.q_tokens = (uint64_t)b.batch * lengths[i];
+            uint64_t bytes = cuda_plan_make(&b, 0).bytes;
+            cr_assert(bytes >= before, "q_len_max %u needs %llu bytes, less than %llu", lengths[i],
+                      (unsigned long long)bytes, (unsigned long long)before);
+            before = bytes;
+        }
+    }
+}
+
+/* A decode call inside the bounds of a prefill finds its states' place large enough. */
+Test(cuda_select, prefill_bounds_hold_a_decode)
+{
+    attend_bounds wide = prefill_bounds();
+    wide.batch = 256;
+    wide.kv_len_max = 131072;
+    attend_bounds narrow = wide;
+    narrow.q_len_max = 1;
+    narrow.q_tokens = 256;
+    cuda_plan outer = cuda_plan_make(&wide, 0);
+    cuda_plan inner = cuda_plan_make(&narrow, 0);
+    cr_assert(inner.split == 1 && inner.states_bytes <= outer.states_bytes, "%llu bytes of states in %llu",
+              (unsigned long long)inner.states_bytes, (unsigned long long)outer.states_bytes);
+    cr_assert(inner.bytes <= outer.bytes, "%llu bytes in %llu", (unsigned long long)inner.bytes,
+              (unsigned long long)outer.bytes);
+}
+
+Test(cuda_select, range_leaves_its_chunks)
+{
+    attend_bounds b = decode_bounds();
+    cuda_plan p = cuda_plan_make(&b, 0);
+    uint64_t bytes = p.bytes;
+    cuda_plan_restrict(&p, 0, 0);
+    cr_assert(p.first_chunk == 0 && p.chunks == 32, "no range: chunks %u, %u", p.first_chunk, p.chunks);
+    cuda_plan_restrict(&p, 4 * NBL_CHUNK_TOKENS, 6 * NBL_CHUNK_TOKENS);
+    cr_assert(p.first_chunk == 4 && p.chunks == 2, "chunks %u, %u", p.first_chunk, p.chunks);
+    cr_assert(p.bytes == bytes, "the range changed the workspace");
+    p = cuda_plan_make(&b, 0);
+    cuda_plan_restrict(&p, 31 * NBL_CHUNK_TOKENS, 90 * NBL_CHUNK_TOKENS);
+    cr_assert(p.first_chunk == 31 && p.chunks == 1, "end past the cache: chunks %u, %u", p.first_chunk, p.chunks);
+    p = cuda_plan_make(&b, 0);
+    cuda_plan_restrict(&p, 40 * NBL_CHUNK_TOKENS, 90 * NBL_CHUNK_TOKENS);
+    cr_assert(p.chunks == 0, "range past the cache: %u chunks", p.chunks);
+}
+
+Test(cuda_select, kernel_of_a_call)
+{
+    cr_assert(cuda_kernel_choose(1, 1, 4, 1, 1) == CUDA_KERNEL_DECODE, "decode");
+    cr_assert(cuda_kernel_choose(1, 1, 4, 0, 1) == CUDA_KERNEL_GENERIC, "decode that the fast kernel does not take");
+    cr_assert(cuda_kernel_choose(0, 1000, 4, 0, 1) == CUDA_KERNEL_PREFILL, "prefill");
+    cr_assert(cuda_kernel_choose(1, 1000, 4, 0, 1) == CUDA_KERNEL_PREFILL, "short prefill, split");
+    cr_assert(cuda_kernel_choose(0, 1000, 4, 1, 0) == CUDA_KERNEL_GENERIC, "prefill that the fast kernel does not take");
+    cr_assert(cuda_kernel_choose(1, 16, 4, 1, 1) == CUDA_KERNEL_DECODE, "64 rows");
+    cr_assert(cuda_kernel_choose(1, 17, 4, 1, 1) == CUDA_KERNEL_PREFILL, "68 rows");
+}
