@@ -5,6 +5,7 @@
  */
 #include "sim.h"
 
+#include <errno.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -73,6 +74,24 @@ static uint32_t usable_cpus(void)
     return count < 1 ? 1u : (uint32_t)count;
 }
 
+/* Starts the team before the first operation needs it. An OpenMP runtime may pin the calling thread or set errno while it
+ * does so (OMP_PROC_BIND); both are the caller's. */
+static void start_team(uint32_t threads)
+{
+    cpu_set_t affinity;
+    int saved_errno = errno;
+    int known = sched_getaffinity(0, sizeof affinity, &affinity) == 0;
+    uint32_t started = 0;
+#pragma omp parallel num_threads(threads) reduction(+ : started)
+    started++;
+    (void)started;
+    (void)threads;
+    if (known) {
+        sched_setaffinity(0, sizeof affinity, &affinity);
+    }
+    errno = saved_errno;
+}
+
 static nbl_status device_open(const nbl_device_options *options, nbl_device **out_device, nbl_error *err)
 {
     if (options->ordinal != 0) {
@@ -92,6 +111,7 @@ static nbl_status device_open(const nbl_device_options *options, nbl_device **ou
     }
     device->threads = options->threads != 0 ? options->threads : usable_cpus();
     device->isa = isa;
+    start_team(device->threads);
     *out_device = device;
     return NBL_OK;
 }

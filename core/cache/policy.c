@@ -18,7 +18,7 @@ static const struct {
     {"kv8", NBL_Q8, NBL_INT8, NBL_INT8},
 };
 
-/* Largest Hadamard block by format, 0 for none, and centring. docs/accuracy.md has the measurements behind them. */
+/* Largest Hadamard block by format, 0 for none, and centring. docs/adr/0006-channel-shifts.md has the measurements. */
 static const struct {
     uint32_t format, k_block_max, v_block_max, k_centering;
 } transforms[] = {

@@ -97,6 +97,7 @@ NBL_FN float nbl_grid_q(float p)
 }
 
 /** The 256 values RNE(2^(f/256)) as bits (NUM 5.5); tests compare them with tests/vectors/exp2_table.txt. */
+/* clang-format off */
 #define NBL_EXP2_TABLE(X) \
     X(0x3f800000u) X(0x3f8058d8u) X(0x3f80b1edu) X(0x3f810b41u) X(0x3f8164d2u) X(0x3f81bea1u) X(0x3f8218afu) X(0x3f8272fcu) \
     X(0x3f82cd87u) X(0x3f832850u) X(0x3f838359u) X(0x3f83dea1u) X(0x3f843a29u) X(0x3f8495f0u) X(0x3f84f1f6u) X(0x3f854e3du) \
@@ -130,6 +131,7 @@ NBL_FN float nbl_grid_q(float p)
     X(0x3fefe4bau) X(0x3ff08b3bu) X(0x3ff13231u) X(0x3ff1d99au) X(0x3ff28177u) X(0x3ff329c9u) X(0x3ff3d290u) X(0x3ff47bccu) \
     X(0x3ff5257du) X(0x3ff5cfa4u) X(0x3ff67a41u) X(0x3ff72555u) X(0x3ff7d0dfu) X(0x3ff87ce1u) X(0x3ff9295au) X(0x3ff9d64au) \
     X(0x3ffa83b3u) X(0x3ffb3194u) X(0x3ffbdfedu) X(0x3ffc8ec0u) X(0x3ffd3e0cu) X(0x3ffdedd2u) X(0x3ffe9e11u) X(0x3fff4ecbu)
+/* clang-format on */
 
 #define NBL_EXP2_ENTRY(bits) (bits),
 #ifdef __CUDACC__

@@ -61,6 +61,7 @@ NBL_FN void nbl_state_merge(nbl_state_head *left, float *left_o, const nbl_state
     }
     if (nbl_state_is_empty(left)) {
         *left = *right;
+        left->reserved = 0.0f;
         memcpy(left_o, right_o, dim * sizeof *left_o);
         return;
     }
