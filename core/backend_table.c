@@ -5,11 +5,11 @@
 #include "loader.h"
 
 /* Stands in for an optional slot that a backend has not. */
-#define NBL_ABSENT(slot, args_type)                                                              \
-    static nbl_status slot##_absent(nbl_device *device, const args_type *args, nbl_error *err)   \
-    {                                                                                            \
-        (void)device;                                                                            \
-        (void)args;                                                                              \
+#define NBL_ABSENT(slot, args_type)                                                                 \
+    static nbl_status slot##_absent(nbl_device *device, const args_type *args, nbl_error *err)      \
+    {                                                                                               \
+        (void)device;                                                                               \
+        (void)args;                                                                                 \
         return nbl_fail(err, NBL_E_UNSUPPORTED, NBL_ORIGIN_LOADER, 0, "the backend has no " #slot); \
     }
 NBL_ABSENT(append, nbl_append_args)
@@ -20,8 +20,12 @@ NBL_ABSENT(transcode, nbl_transcode_args)
 NBL_ABSENT(merge, nbl_merge_args)
 
 static const nbl_backend_v1 absent_slots = {
-    .append = append_absent,         .attend = attend_absent,       .gather = gather_absent,
-    .copy_pages = copy_pages_absent, .transcode = transcode_absent, .merge = merge_absent,
+    .append = append_absent,
+    .attend = attend_absent,
+    .gather = gather_absent,
+    .copy_pages = copy_pages_absent,
+    .transcode = transcode_absent,
+    .merge = merge_absent,
 };
 
 typedef void (*any_function)(void);
@@ -32,12 +36,18 @@ static const struct slot {
     size_t offset;
     int required;
 } slots[] = {
-#define NBL_REQUIRED(slot) {#slot, offsetof(nbl_backend_v1, slot), 1}
-#define NBL_OPTIONAL(slot) {#slot, offsetof(nbl_backend_v1, slot), 0}
-    NBL_REQUIRED(device_open),  NBL_REQUIRED(device_close), NBL_REQUIRED(caps),        NBL_REQUIRED(supports),
+#define NBL_REQUIRED(slot)                       \
+    {                                            \
+#slot, offsetof(nbl_backend_v1, slot), 1 \
+    }
+#define NBL_OPTIONAL(slot)                       \
+    {                                            \
+#slot, offsetof(nbl_backend_v1, slot), 0 \
+    }
+    NBL_REQUIRED(device_open),    NBL_REQUIRED(device_close), NBL_REQUIRED(caps),        NBL_REQUIRED(supports),
     NBL_REQUIRED(workspace_size), NBL_REQUIRED(memory_alloc), NBL_REQUIRED(memory_free), NBL_REQUIRED(memory_copy),
-    NBL_REQUIRED(check),        NBL_OPTIONAL(append),       NBL_OPTIONAL(attend),      NBL_OPTIONAL(gather),
-    NBL_OPTIONAL(copy_pages),   NBL_OPTIONAL(transcode),    NBL_OPTIONAL(merge),
+    NBL_REQUIRED(check),          NBL_OPTIONAL(append),       NBL_OPTIONAL(attend),      NBL_OPTIONAL(gather),
+    NBL_OPTIONAL(copy_pages),     NBL_OPTIONAL(transcode),    NBL_OPTIONAL(merge),
 };
 enum { SLOT_COUNT = sizeof slots / sizeof *slots };
 _Static_assert(offsetof(nbl_backend_v1, device_open) + SLOT_COUNT * sizeof(any_function) == sizeof(nbl_backend_v1),

@@ -132,7 +132,7 @@ static int find_note(const unsigned char *bytes, uint64_t count, uint64_t step, 
 }
 
 static nbl_status search_segment(const elf_file *file, const Elf64_Phdr *segment, nbl_note_payload *out_note,
-                                int *found)
+                                 int *found)
 {
     unsigned char bytes[4096];
     if (segment->p_filesz > NOTE_SEGMENT_BYTES_MAX)
@@ -225,8 +225,9 @@ nbl_status nbl_backend_versions_check(uint32_t abi_major, uint32_t minor_min, ui
     if (abi_major != NBL_BACKEND_ABI_MAJOR || minor_min > NBL_BACKEND_ABI_MINOR || too_old)
         return nbl_fail(err, NBL_E_ABI, NBL_ORIGIN_LOADER, 0,
                         "%s speaks backend ABI %u.%u to %u.%u, this runtime speaks %u.%u to %u.%u; "
-                        "update libnibble or the backend", path, abi_major, minor_min, abi_major, minor,
-                        NBL_BACKEND_ABI_MAJOR, NBL_BACKEND_ABI_MINOR_MIN, NBL_BACKEND_ABI_MAJOR, NBL_BACKEND_ABI_MINOR);
+                        "update libnibble or the backend",
+                        path, abi_major, minor_min, abi_major, minor, NBL_BACKEND_ABI_MAJOR, NBL_BACKEND_ABI_MINOR_MIN,
+                        NBL_BACKEND_ABI_MAJOR, NBL_BACKEND_ABI_MINOR);
     if (numerics != NBL_NUMERICS_VERSION)
         return nbl_fail(err, NBL_E_ABI, NBL_ORIGIN_LOADER, 0,
                         "%s implements numerics %u, runtime needs %u (results would differ)", path, numerics,
@@ -244,8 +245,7 @@ nbl_status nbl_elf_note_check(const nbl_note_payload *note, const char *path, nb
         return nbl_fail(err, NBL_E_BACKEND, NBL_ORIGIN_LOADER, 0,
                         "%s: its nibble note has magic 0x%08x version %u, needs 0x%08x version 1", path, note->magic,
                         note->note_version, NBL_NOTE_MAGIC);
-    const nbl_status status =
-        nbl_backend_versions_check(note->abi_major, note->abi_minor_min, note->abi_minor, note->numerics_version,
-                                   note->layout_version, path, err);
+    const nbl_status status = nbl_backend_versions_check(note->abi_major, note->abi_minor_min, note->abi_minor,
+                                                         note->numerics_version, note->layout_version, path, err);
     return status == NBL_OK ? check_isa(note->isa_level, path, err) : status;
 }

@@ -86,8 +86,8 @@ static nbl_status reuse(const nbl_instance *instance, const char *name, const st
                         nbl_error *err)
 {
     if (strcmp(instance->table.name, name) != 0)
-        return nbl_fail(err, NBL_E_BACKEND, NBL_ORIGIN_LOADER, 0, "%s is the backend \"%s\", not \"%s\"",
-                        attempt->path, instance->table.name, name);
+        return nbl_fail(err, NBL_E_BACKEND, NBL_ORIGIN_LOADER, 0, "%s is the backend \"%s\", not \"%s\"", attempt->path,
+                        instance->table.name, name);
     if (instance->file_device != file->st_dev || instance->file_inode != file->st_ino)
         attempt->message = "the file was replaced on disk; the one loaded earlier stays in use";
     return NBL_OK;
@@ -132,7 +132,8 @@ static nbl_status explain_dlopen(const char *path, nbl_error *err)
     if (strstr(text, "static TLS"))
         return nbl_fail(err, NBL_E_BACKEND, NBL_ORIGIN_LOADER, 0,
                         "%s: no static TLS left for %.*s; load it before other TLS-heavy libraries or set "
-                        "GLIBC_TUNABLES=glibc.rtld.optional_static_tls=2048", path, culprit, text);
+                        "GLIBC_TUNABLES=glibc.rtld.optional_static_tls=2048",
+                        path, culprit, text);
     if (strstr(text, "cannot open shared object file") && strncmp(text, path, strlen(path)) != 0)
         return nbl_fail(err, NBL_E_BACKEND, NBL_ORIGIN_LOADER, 0, "%s found, but its dependency %.*s was not: %s", path,
                         culprit, text, text);

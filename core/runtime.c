@@ -17,8 +17,8 @@ struct nbl_runtime {
     nbl_log_sink sink;
     nbl_report *report;
     nbl_search search;
-    uint32_t position;     /**< of the candidate in use */
-    int chosen;            /**< a device has been opened: the candidate is final */
+    uint32_t position;      /**< of the candidate in use */
+    int chosen;             /**< a device has been opened: the candidate is final */
     nbl_instance *instance; /**< of that candidate; NULL while the next one is being looked for */
     nbl_env_settings settings;
 };
@@ -27,7 +27,7 @@ static const char *message_text(const nbl_error *error)
 {
     const size_t prefix_bytes = strlen(NBL_MESSAGE_PREFIX);
     return strncmp(error->message, NBL_MESSAGE_PREFIX, prefix_bytes) == 0 ? error->message + prefix_bytes
-                                                                           : error->message;
+                                                                          : error->message;
 }
 
 /* ------------------------------------------------------------------------------------------------ walking the list */

@@ -10,8 +10,8 @@
 #include "internal.h"
 #include "log.h"
 
-#define NBL_NAME_BYTES 33u      /* [a-z0-9_]{1,32} and the NUL */
-#define NBL_PATH_BYTES 4096u    /* PATH_MAX of Linux, the NUL included */
+#define NBL_NAME_BYTES 33u   /* [a-z0-9_]{1,32} and the NUL */
+#define NBL_PATH_BYTES 4096u /* PATH_MAX of Linux, the NUL included */
 #define NBL_CANDIDATES_MAX 8u
 
 /** Who named the backends. */
@@ -20,8 +20,8 @@ enum nbl_chooser { NBL_CHOSEN_BY_DEFAULT, NBL_CHOSEN_BY_API, NBL_CHOSEN_BY_ENV }
 /** One backend wanted. */
 typedef struct nbl_candidate {
     char name[NBL_NAME_BYTES];
-    char *path;            /**< of its file; NULL if none was found */
-    nbl_error not_found;   /**< says where it was looked for, if none was found */
+    char *path;          /**< of its file; NULL if none was found */
+    nbl_error not_found; /**< says where it was looked for, if none was found */
 } nbl_candidate;
 
 /** The backends wanted, in order. */

@@ -10,7 +10,7 @@
 
 /** One centre in its array. */
 typedef struct sim_center {
-    int8_t *codes;     /* NULL without a mean */
+    int8_t *codes; /* NULL without a mean */
     uint8_t *exponent;
     uint8_t *shifts; /**< NULL without channel shifts */
 } sim_center;

@@ -22,7 +22,8 @@ nbl_status sim_check_slots(const nbl_pool *pool, const int64_t *slots, uint64_t 
     int64_t page_tokens = pool->shape->page_tokens;
     for (uint64_t i = 0; i < count; ++i) {
         if (slots[i] < -1 || (slots[i] >= 0 && nbl_layout_region_find(pool, slots[i] / page_tokens) == NULL)) {
-            return sim_fail(err, NBL_E_RANGE, "sim: slots[%llu] is %lld, in no page of the pool (allowed: -1 or a slot)",
+            return sim_fail(err, NBL_E_RANGE,
+                            "sim: slots[%llu] is %lld, in no page of the pool (allowed: -1 or a slot)",
                             (unsigned long long)i, (long long)slots[i]);
         }
     }

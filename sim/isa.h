@@ -51,7 +51,7 @@ typedef struct sim_row_tile {
     const float *weight; /**< 2^-ev */
     uint64_t visible[2]; /**< bit t: token t takes part; not both 0 */
     uint32_t groups;
-    float scale;         /**< cq_row, or fl(soft_cap * LOG2E) */
+    float scale; /**< cq_row, or fl(soft_cap * LOG2E) */
 } sim_row_tile;
 
 /** What softmax finds (NUM 5.4). */

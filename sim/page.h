@@ -19,7 +19,8 @@ typedef struct sim_part {
 } sim_part;
 
 /** Part of a page that is known to exist. */
-static inline sim_part sim_part_at(const nbl_pool *pool, uint32_t layer, uint32_t page, enum nbl_kind kind, uint32_t head)
+static inline sim_part sim_part_at(const nbl_pool *pool, uint32_t layer, uint32_t page, enum nbl_kind kind,
+                                   uint32_t head)
 {
     const nbl_kv_shape *shape = pool->shape;
     const nbl_region *region = nbl_layout_region_find(pool, page);
@@ -49,8 +50,8 @@ static inline uint32_t sim_nibble_distance(enum nbl_kind kind)
 /** 1 if element d is the low one of its byte (always, for int8). */
 static inline int sim_is_low(const sim_part *part, uint32_t d)
 {
-    uint32_t shift = part->kind == NBL_KIND_K ? nbl_layout_k_code_shift(part->format, d)
-                                              : nbl_layout_v_code_shift(part->format, d);
+    uint32_t shift =
+        part->kind == NBL_KIND_K ? nbl_layout_k_code_shift(part->format, d) : nbl_layout_v_code_shift(part->format, d);
     return shift == 0;
 }
 

@@ -68,8 +68,7 @@ static int group_is_uniform(const sim_source *source, uint32_t first, enum nbl_k
     uint32_t page_tokens = source->pool->shape->page_tokens;
     uint32_t end = first + tokens_in_group(source, first);
     for (uint32_t t = first; t < end; t = (t / page_tokens + 1u) * page_tokens) {
-        const nbl_region *region =
-            nbl_layout_region_find(source->pool, source->page_table[t / page_tokens]);
+        const nbl_region *region = nbl_layout_region_find(source->pool, source->page_table[t / page_tokens]);
         if ((kind == NBL_KIND_K ? region->k_format : region->v_format) != format) {
             return 0;
         }

@@ -49,7 +49,8 @@ NBL_FN uint16_t nbl_f16_from_f32(float x)
     if (magnitude >= 0x477ff000u) { /* 65520 and above round to infinity */
         return (uint16_t)(sign | 0x7c00u);
     }
-    if (magnitude < 0x38800000u) { /* subnormal: adding 0.5 leaves the value in units of 2^-24 in the low bits, rounded */
+    if (magnitude <
+        0x38800000u) { /* subnormal: adding 0.5 leaves the value in units of 2^-24 in the low bits, rounded */
         float shifted = nbl_float_of(magnitude) + 0.5f;
         return (uint16_t)(sign | (nbl_bits_of(shifted) - 0x3f000000u));
     }

@@ -9,11 +9,11 @@
 #include "fn.h"
 
 #define NBL_E8M0_BIAS 127
-#define NBL_E_MIN (-40)        /**< vector exponents, NUM 2.2 */
+#define NBL_E_MIN (-40) /**< vector exponents, NUM 2.2 */
 #define NBL_E_MAX 40
-#define NBL_BLOCK_E_MIN (-39)  /**< mxfp4 block exponents */
+#define NBL_BLOCK_E_MIN (-39) /**< mxfp4 block exponents */
 #define NBL_BLOCK_E_MAX 40
-#define NBL_BLOCK_E_SPREAD 3   /**< NUM 2.4 */
+#define NBL_BLOCK_E_SPREAD 3     /**< NUM 2.4 */
 #define NBL_INPUT_MAX 0x1.fcp46f /**< X = 127 * 2^40, NUM 3.1 */
 
 NBL_FN uint8_t nbl_e8m0_encode(int32_t exponent)

@@ -8,14 +8,14 @@
 
 #include "fn.h"
 
-#define NBL_LOG2E 0x1.715476p+0f      /**< 0x3FB8AA3B, NUM 1.3 */
-#define NBL_LN2 0x1.62e430p-1f        /**< 0x3F317218 */
-#define NBL_P_SCALE 254.953125f       /**< C */
-#define NBL_GRID 49152.0f             /**< 1.5 * 2^15: a float of this size has steps of 1/256 */
+#define NBL_LOG2E 0x1.715476p+0f /**< 0x3FB8AA3B, NUM 1.3 */
+#define NBL_LN2 0x1.62e430p-1f   /**< 0x3F317218 */
+#define NBL_P_SCALE 254.953125f  /**< C */
+#define NBL_GRID 49152.0f        /**< 1.5 * 2^15: a float of this size has steps of 1/256 */
 #define NBL_REBASE 32.0f
-#define NBL_LOGIT_MAX 4194304.0f      /**< Z_MAX */
-#define NBL_WEIGHT_MIN (-126.0f)      /**< exponents below this weigh nothing */
-#define NBL_MAGIC 12582912.0f         /**< 1.5 * 2^23: adding it rounds to an integer held in the low bits */
+#define NBL_LOGIT_MAX 4194304.0f /**< Z_MAX */
+#define NBL_WEIGHT_MIN (-126.0f) /**< exponents below this weigh nothing */
+#define NBL_MAGIC 12582912.0f    /**< 1.5 * 2^23: adding it rounds to an integer held in the low bits */
 
 /** exp2p(x), x <= 0 (NUM 1.5). */
 NBL_FN float nbl_exp2p(float x)

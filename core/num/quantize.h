@@ -117,14 +117,12 @@ NBL_FN int32_t nbl_mxfp4_block_exponent(const float *x, uint32_t n, uint32_t rul
         int32_t e = amax < 0x1p-100f ? NBL_BLOCK_E_MIN : nbl_exponent_of(amax) - 2;
         return nbl_clamp_i32(e, NBL_BLOCK_E_MIN, NBL_BLOCK_E_MAX);
     }
-    case NBL_RULE_CEIL:
-        return nbl_exponent_for(amax, 6.0f, NBL_BLOCK_E_MIN, NBL_BLOCK_E_MAX);
+    case NBL_RULE_CEIL: return nbl_exponent_for(amax, 6.0f, NBL_BLOCK_E_MIN, NBL_BLOCK_E_MAX);
     case NBL_RULE_MSE:
-        return amax == 0.0f ? NBL_BLOCK_E_MIN
-                            : nbl_mxfp4_exponent_mse(
-                                  x, n, nbl_exponent_for(amax, 7.25f, NBL_BLOCK_E_MIN, NBL_BLOCK_E_MAX));
-    default:
-        return nbl_exponent_for(amax, 7.25f, NBL_BLOCK_E_MIN, NBL_BLOCK_E_MAX);
+        return amax == 0.0f
+                   ? NBL_BLOCK_E_MIN
+                   : nbl_mxfp4_exponent_mse(x, n, nbl_exponent_for(amax, 7.25f, NBL_BLOCK_E_MIN, NBL_BLOCK_E_MAX));
+    default: return nbl_exponent_for(amax, 7.25f, NBL_BLOCK_E_MIN, NBL_BLOCK_E_MAX);
     }
 }
 
@@ -205,8 +203,7 @@ NBL_FN void nbl_quantize_int4p(const float *x, nbl_vector *v, uint64_t *saturate
         v->scales[block / 2u] = (uint8_t)(v->scales[block / 2u] | (uint32_t)(m - 1) << (4u * (block % 2u)));
         float inverse = 1.0f / (float)m;
         for (uint32_t d = 0; d < n; ++d) {
-            v->codes[first + d] =
-                (uint8_t)(nbl_round_clamped(y[d] * inverse, NBL_INT4P_CODE_MAX, saturated) + 8);
+            v->codes[first + d] = (uint8_t)(nbl_round_clamped(y[d] * inverse, NBL_INT4P_CODE_MAX, saturated) + 8);
         }
     }
 }

@@ -14,10 +14,10 @@
 #include <immintrin.h>
 
 #define LANES 8u
-#define LINE 32u  /* bytes of a register */
-#define PARTS 4u  /* registers per group of 32 tokens */
-#define ROWS 4u   /* rows that share a register of codes */
-#define LINES 2u  /* registers of codes in flight */
+#define LINE 32u /* bytes of a register */
+#define PARTS 4u /* registers per group of 32 tokens */
+#define ROWS 4u  /* rows that share a register of codes */
+#define LINES 2u /* registers of codes in flight */
 
 /* ------------------------------------------------------------------------------------------------ exponents */
 
@@ -110,8 +110,8 @@ static void decode_k_mxfp4(const sim_group *group, uint32_t part, __m256i least,
     for (uint32_t pair = 0; pair < pairs; ++pair) {
         if (pair % pairs_per_block == 0) {
             const uint8_t *plane = group->scales + pair / pairs_per_block * group->plane_stride + part * LANES;
-            shift = _mm256_and_si256(_mm256_sub_epi32(load_exponents(plane), least),
-                                     _mm256_set1_epi32(NBL_BLOCK_E_SPREAD));
+            shift =
+                _mm256_and_si256(_mm256_sub_epi32(load_exponents(plane), least), _mm256_set1_epi32(NBL_BLOCK_E_SPREAD));
             offset = _mm256_sub_epi8(_mm256_set1_epi8((char)128),
                                      spread_bytes(_mm256_sllv_epi32(_mm256_set1_epi32(12), shift)));
         }
@@ -294,9 +294,8 @@ static __m256i add_products(__m256i sums, __m256i even, __m256i odd, const pair_
 }
 
 /* `rows` rows (a constant 1 or 4) against 16 tokens. */
-static inline __attribute__((always_inline)) void dot_qk_block(const sim_tile *tile, uint32_t token,
-                                                               const pair_words *q, const int32_t *bias, uint32_t rows,
-                                                               float *x)
+static inline __attribute__((always_inline)) void
+dot_qk_block(const sim_tile *tile, uint32_t token, const pair_words *q, const int32_t *bias, uint32_t rows, float *x)
 {
     const uint8_t *k = tile->k + (uint64_t)(token / SIM_GROUP) * SIM_GROUP * tile->k_dim + token % SIM_GROUP * 4u;
     uint32_t quads = tile->k_dim / 4u;
@@ -341,8 +340,8 @@ static void dot_qk(const sim_tile *tile, const int8_t *q, const int32_t *bias, u
 }
 
 /* `rows` rows (a constant 1 or 4) times 16 elements of V from element `d`. */
-static inline __attribute__((always_inline)) void dot_pv_block(const sim_tile *tile, const pair_words *p,
-                                                               float *const *o, const float *b, uint32_t rows, uint32_t d)
+static inline __attribute__((always_inline)) void
+dot_pv_block(const sim_tile *tile, const pair_words *p, float *const *o, const float *b, uint32_t rows, uint32_t d)
 {
     const int8_t *v = tile->v + d * 4u;
     uint32_t quads = tile->groups * (SIM_GROUP / 4u);
@@ -363,8 +362,8 @@ static inline __attribute__((always_inline)) void dot_pv_block(const sim_tile *t
     for (uint32_t r = 0; r < rows; ++r) {
         for (uint32_t i = 0; i < LINES; ++i) {
             float *to = o[r] + d + i * LANES;
-            _mm256_storeu_ps(to, _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[r][i]), _mm256_set1_ps(b[r]),
-                                                 _mm256_loadu_ps(to)));
+            _mm256_storeu_ps(
+                to, _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[r][i]), _mm256_set1_ps(b[r]), _mm256_loadu_ps(to)));
         }
     }
 }

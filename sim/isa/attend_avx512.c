@@ -14,7 +14,7 @@
 #include <immintrin.h>
 
 #define LANES 16u
-#define LINE 64u /* bytes of a register */
+#define LINE 64u  /* bytes of a register */
 #define HALVES 2u /* registers per group of 32 tokens */
 
 /* ------------------------------------------------------------------------------------------------ exponents */
@@ -113,8 +113,8 @@ static void decode_k_mxfp4(const sim_group *group, uint32_t half, __m512i least,
     for (uint32_t pair = 0; pair < pairs; ++pair) {
         if (pair % (block_dim / 8u) == 0) {
             const uint8_t *plane = group->scales + pair / (block_dim / 8u) * group->plane_stride + half * LANES;
-            __m512i shift = _mm512_and_si512(_mm512_sub_epi32(load_exponents(plane), least),
-                                             _mm512_set1_epi32(NBL_BLOCK_E_SPREAD));
+            __m512i shift =
+                _mm512_and_si512(_mm512_sub_epi32(load_exponents(plane), least), _mm512_set1_epi32(NBL_BLOCK_E_SPREAD));
             index = spread_bytes(_mm512_slli_epi32(shift, 4));
         }
         __m512i bytes = _mm512_loadu_si512(group->codes + (pair * HALVES + half) * LINE);
@@ -184,8 +184,8 @@ static __m512i quad_bytes(const sim_group *group, uint32_t plane, uint32_t quad)
 /* Bytes e - e_min of four tokens, times 16: the table index without the code. Garbage stays below 64. */
 static __m512i mxfp4_index(const sim_group *group, uint32_t plane, uint32_t quad, __m512i least)
 {
-    __m512i shift = _mm512_and_si512(_mm512_sub_epi8(quad_bytes(group, plane, quad), least),
-                                     _mm512_set1_epi8(NBL_BLOCK_E_SPREAD));
+    __m512i shift =
+        _mm512_and_si512(_mm512_sub_epi8(quad_bytes(group, plane, quad), least), _mm512_set1_epi8(NBL_BLOCK_E_SPREAD));
     return _mm512_slli_epi16(shift, 4);
 }
 
@@ -235,8 +235,7 @@ static void decode_v_int4p(const sim_group *group, int8_t *codes)
             __m512i pair = quad_bytes(group, i, quad);
             __m512i bytes = _mm512_loadu_si512(group->codes + (quad * wide + i) * LINE);
             _mm512_store_si512(codes, int4p_product(low_nibbles(bytes), low_nibbles(pair), table_a, table_b));
-            _mm512_store_si512(codes + LINE,
-                               int4p_product(high_nibbles(bytes), high_nibbles(pair), table_a, table_b));
+            _mm512_store_si512(codes + LINE, int4p_product(high_nibbles(bytes), high_nibbles(pair), table_a, table_b));
         }
     }
 }
@@ -436,8 +435,8 @@ static inline __attribute__((always_inline)) void dot_pv_block(const sim_tile *t
     for (uint32_t r = 0; r < rows; ++r) {
         for (uint32_t i = 0; i < lines; ++i) {
             float *to = o[r] + (line + i) * LANES;
-            _mm512_storeu_ps(to, _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[r][i]), _mm512_set1_ps(b[r]),
-                                                 _mm512_loadu_ps(to)));
+            _mm512_storeu_ps(
+                to, _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[r][i]), _mm512_set1_ps(b[r]), _mm512_loadu_ps(to)));
         }
     }
 }

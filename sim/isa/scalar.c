@@ -18,8 +18,8 @@ static void load_token(const sim_group *group, enum nbl_kind kind, uint32_t toke
     for (uint32_t d = 0; d < padded; ++d) {
         uint64_t at = kind == NBL_KIND_K ? nbl_layout_k_code_byte(group->format, group->dim, SIM_GROUP, token, d)
                                          : nbl_layout_v_code_byte(group->format, group->dim, SIM_GROUP, token, d);
-        uint32_t shift = kind == NBL_KIND_K ? nbl_layout_k_code_shift(group->format, d)
-                                            : nbl_layout_v_code_shift(group->format, d);
+        uint32_t shift =
+            kind == NBL_KIND_K ? nbl_layout_k_code_shift(group->format, d) : nbl_layout_v_code_shift(group->format, d);
         uint32_t code = group->codes[at];
         v->codes[d] = (uint8_t)(group->format == NBL_INT8 ? code : (code >> shift) & 15u);
     }

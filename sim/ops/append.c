@@ -12,7 +12,7 @@
 #include "tensor.h"
 #include "transform.h"
 
-#define CENTER_TOKENS_MIN 32u   /* NUM 4.2 */
+#define CENTER_TOKENS_MIN 32u /* NUM 4.2 */
 #define CENTER_TOKENS_MAX 1024u
 
 /* One head's row of a token as binary32, sanitized (NUM 3.1). */

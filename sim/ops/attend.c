@@ -16,27 +16,27 @@
 #include "tile.h"
 
 #define CHUNK_TILES (NBL_CHUNK_TOKENS / SIM_TILE)
-#define SLOPE_MAX 65536.0f /* NUM 5.1 */
+#define SLOPE_MAX 65536.0f          /* NUM 5.1 */
 #define SPLIT_BYTES_MAX (64u << 20) /* of chunk states kept in the workspace */
 
 /* A query row brought to canonical form (NUM 5.1), in the workspace. */
 typedef struct query {
-    float scale;   /* cq_row; cs_row with soft cap */
-    float offset;  /* NUM 5.7 */
-    int32_t bias;  /* -128 * sum of the codes */
+    float scale;  /* cq_row; cs_row with soft cap */
+    float offset; /* NUM 5.7 */
+    int32_t bias; /* -128 * sum of the codes */
     int32_t reserved;
 } query;
 
 /* Sizes of a call, from its bounds; the same for workspace_size and attend. */
 typedef struct plan {
-    uint32_t k_dim; /* padded */
-    uint32_t v_dim; /* padded */
+    uint32_t k_dim;      /* padded */
+    uint32_t v_dim;      /* padded */
     uint32_t block_rows; /* most rows of an item */
-    uint32_t blocks; /* row blocks per sequence and kv head */
+    uint32_t blocks;     /* row blocks per sequence and kv head */
     uint32_t first_chunk;
-    uint32_t chunks; /* in the range */
-    int split;       /* one item per chunk, states kept in the workspace */
-    uint64_t rows;   /* Tq * Hq */
+    uint32_t chunks;       /* in the range */
+    int split;             /* one item per chunk, states kept in the workspace */
+    uint64_t rows;         /* Tq * Hq */
     uint64_t state_floats; /* per row and chunk */
     uint64_t states_bytes; /* that a call within the bounds may need */
     uint64_t queries_at;
@@ -66,12 +66,12 @@ typedef struct call {
 typedef struct scratch {
     sim_tile tile;
     sim_group_buffer buffer;
-    int8_t *q;        /* [rows][k_dim] */
-    int32_t *bias;    /* [rows] */
-    float *x;         /* [rows][128] */
-    uint8_t *p;       /* [rows][128] */
-    float *o;         /* [rows][v_dim] of the chunk */
-    float *total_o;   /* [rows][v_dim] of the chunks before */
+    int8_t *q;      /* [rows][k_dim] */
+    int32_t *bias;  /* [rows] */
+    float *x;       /* [rows][128] */
+    uint8_t *p;     /* [rows][128] */
+    float *o;       /* [rows][v_dim] of the chunk */
+    float *total_o; /* [rows][v_dim] of the chunks before */
 } scratch;
 
 /* One row of an item. */
@@ -377,7 +377,11 @@ static int row_softmax(item *it, uint32_t index, int64_t start, const uint64_t v
     float a[SIM_TILE];
     float *x = s->x + (uint64_t)index * SIM_TILE;
     float *o = s->o + (uint64_t)index * c->plan.v_dim;
-    sim_row_tile view = {x, alibi_exponents(it, r, start, a), s->tile.weight, {visible[0], visible[1]}, s->tile.groups,
+    sim_row_tile view = {x,
+                         alibi_exponents(it, r, start, a),
+                         s->tile.weight,
+                         {visible[0], visible[1]},
+                         s->tile.groups,
                          c->queries[r->index].scale};
     if (c->cap != 0.0f) {
         soft_cap(x, s->tile.groups * SIM_GROUP, view.scale);
@@ -521,8 +525,9 @@ static void run_item(const call *c, scratch *s, uint32_t sequence, uint32_t kv_h
     it.call = c;
     it.scratch = s;
     it.sequence = sequence;
-    it.source = (sim_source){c->device->isa, args->pool, args->page_table + (uint64_t)sequence * args->page_table_stride,
-                             args->layer, kv_head, (uint32_t)args->kv_len[sequence]};
+    it.source =
+        (sim_source){c->device->isa, args->pool, args->page_table + (uint64_t)sequence * args->page_table_stride,
+                     args->layer,    kv_head,    (uint32_t)args->kv_len[sequence]};
     item_rows(&it, kv_head, block);
     if (it.rows == 0) {
         return;

@@ -3,8 +3,8 @@
  * @file merge.c
  * @brief merge: folds states, or averages (o, lse) pairs (NUM 5.6 to 5.8).
  */
-#include "block.h"
 #include "merge.h"
+#include "block.h"
 #include "sim.h"
 #include "tensor.h"
 

@@ -84,9 +84,8 @@ static nbl_status check_equal_formats(const nbl_copy_pages_args *args, nbl_error
         const nbl_region *src = nbl_layout_region_find(args->src_pool, args->src_pages[i]);
         const nbl_region *dst = nbl_layout_region_find(args->dst_pool, args->dst_pages[i]);
         if (src->k_format != dst->k_format || src->v_format != dst->v_format) {
-            return sim_fail(err, NBL_E_RANGE,
-                            "sim: pair %u copies page %d to page %d of other formats (use transcode)", i,
-                            args->src_pages[i], args->dst_pages[i]);
+            return sim_fail(err, NBL_E_RANGE, "sim: pair %u copies page %d to page %d of other formats (use transcode)",
+                            i, args->src_pages[i], args->dst_pages[i]);
         }
     }
     return NBL_OK;
@@ -163,8 +162,8 @@ static nbl_status check_token_counts(const nbl_transcode_args *args, nbl_error *
     uint32_t page_tokens = args->src_pool->shape->page_tokens;
     for (uint32_t i = 0; i < args->count; ++i) {
         if (args->token_counts[i] < 0 || (uint32_t)args->token_counts[i] > page_tokens) {
-            return sim_fail(err, NBL_E_RANGE, "sim: token_counts[%u] is %d (allowed: 0 to %u)", i, args->token_counts[i],
-                            page_tokens);
+            return sim_fail(err, NBL_E_RANGE, "sim: token_counts[%u] is %d (allowed: 0 to %u)", i,
+                            args->token_counts[i], page_tokens);
         }
     }
     return NBL_OK;

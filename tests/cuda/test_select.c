@@ -132,7 +132,8 @@ Test(cuda_select, kernel_of_a_call)
     cr_assert(cuda_kernel_choose(1, 1, 4, 0, 1) == CUDA_KERNEL_GENERIC, "decode that the fast kernel does not take");
     cr_assert(cuda_kernel_choose(0, 1000, 4, 0, 1) == CUDA_KERNEL_PREFILL, "prefill");
     cr_assert(cuda_kernel_choose(1, 1000, 4, 0, 1) == CUDA_KERNEL_PREFILL, "short prefill, split");
-    cr_assert(cuda_kernel_choose(0, 1000, 4, 1, 0) == CUDA_KERNEL_GENERIC, "prefill that the fast kernel does not take");
+    cr_assert(cuda_kernel_choose(0, 1000, 4, 1, 0) == CUDA_KERNEL_GENERIC,
+              "prefill that the fast kernel does not take");
     cr_assert(cuda_kernel_choose(1, 16, 4, 1, 1) == CUDA_KERNEL_DECODE, "64 rows");
     cr_assert(cuda_kernel_choose(1, 17, 4, 1, 1) == CUDA_KERNEL_PREFILL, "68 rows");
 }

@@ -63,7 +63,8 @@ static uint32_t random_hadamard(world *w, uint32_t dim)
 static uint32_t random_length(world *w, uint32_t most)
 {
     static const uint32_t edges[] = {1, 31, 32, 33, 127, 128, 129, 1023, 1024, 1025, 2048, 2100};
-    uint32_t n = world_below(w, 3) == 0 ? world_choice(w, edges, COUNT(edges)) : 1u + world_below(w, 1u << (4u + world_below(w, 9)));
+    uint32_t n = world_below(w, 3) == 0 ? world_choice(w, edges, COUNT(edges))
+                                        : 1u + world_below(w, 1u << (4u + world_below(w, 9)));
     return n < most ? n : most;
 }
 
@@ -74,7 +75,7 @@ static void random_shape(trial *t)
     t->shape.layers = 1u + world_below(w, 2);
     t->shape.kv_heads = 1u + world_below(w, 4);
     t->shape.k_dim = world_below(w, 12) == 0 ? 576u : world_choice(w, dims, COUNT(dims));
-    t->shape.v_dim = world_below(w, 3) == 0 ? world_choice(w, dims, COUNT(dims))
+    t->shape.v_dim = world_below(w, 3) == 0           ? world_choice(w, dims, COUNT(dims))
                      : t->shape.k_dim > NBL_V_DIM_MAX ? NBL_V_DIM_MAX
                                                       : t->shape.k_dim;
     t->shape.page_tokens = world_choice(w, page_sizes, COUNT(page_sizes));
@@ -111,12 +112,13 @@ static void random_lengths(trial *t)
 static void describe(trial *t, uint32_t number)
 {
     const nbl_kv_shape *s = &t->shape;
-    snprintf(t->text, sizeof t->text,
-             "case %u: Hk %u Hq %u Dk %u Dv %u page %u hadamard %u %u centering %u regions %u formats %u %u rules %u %u "
-             "batch %u kv_len %u.. q_len %u.. tokens %u q_tokens %u dtypes %u %u states %u",
-             number, s->kv_heads, t->q_heads, s->k_dim, s->v_dim, s->page_tokens, s->k_hadamard, s->v_hadamard,
-             s->centering, t->region_count, t->k_format[0], t->v_format[0], s->k_scale_rule, s->v_scale_rule, t->batch,
-             t->kv_len[0], t->q_len[0], t->tokens, t->q_tokens, t->in_dtype, t->out_dtype, t->states);
+    snprintf(
+        t->text, sizeof t->text,
+        "case %u: Hk %u Hq %u Dk %u Dv %u page %u hadamard %u %u centering %u regions %u formats %u %u rules %u %u "
+        "batch %u kv_len %u.. q_len %u.. tokens %u q_tokens %u dtypes %u %u states %u",
+        number, s->kv_heads, t->q_heads, s->k_dim, s->v_dim, s->page_tokens, s->k_hadamard, s->v_hadamard, s->centering,
+        t->region_count, t->k_format[0], t->v_format[0], s->k_scale_rule, s->v_scale_rule, t->batch, t->kv_len[0],
+        t->q_len[0], t->tokens, t->q_tokens, t->in_dtype, t->out_dtype, t->states);
     t->w->case_text = t->text;
 }
 
@@ -401,8 +403,8 @@ static void attend_side(trial *t, nbl_attend_args a, uint32_t i)
     a.lse = tensor_of(t->lse, i, NBL_F32, 2, rows);
     if (t->states > 0) {
         a.state_head = tensor_of(t->state_head, i, NBL_F32, 4, (uint64_t[]){t->states, t->q_tokens, t->q_heads, 4});
-        a.state_o = tensor_of(t->state_o, i, NBL_F32, 4,
-                              (uint64_t[]){t->states, t->q_tokens, t->q_heads, t->shape.v_dim});
+        a.state_o =
+            tensor_of(t->state_o, i, NBL_F32, 4, (uint64_t[]){t->states, t->q_tokens, t->q_heads, t->shape.v_dim});
     }
     a.q_indptr = ints_of(t->q_indptr, i);
     a.kv_len = ints_of(t->kv_lens, i);
@@ -432,8 +434,8 @@ static void do_merge(trial *t)
         a.count = t->states;
         a.v_hadamard = t->shape.v_hadamard;
         a.in_state_head = tensor_of(t->state_head, i, NBL_F32, 4, (uint64_t[]){t->states, t->q_tokens, t->q_heads, 4});
-        a.in_state_o = tensor_of(t->state_o, i, NBL_F32, 4,
-                                 (uint64_t[]){t->states, t->q_tokens, t->q_heads, t->shape.v_dim});
+        a.in_state_o =
+            tensor_of(t->state_o, i, NBL_F32, 4, (uint64_t[]){t->states, t->q_tokens, t->q_heads, t->shape.v_dim});
         a.o = tensor_of(t->o, i, t->out_dtype, 3, rows);
         a.lse = tensor_of(t->lse, i, NBL_F32, 2, rows);
         a.stream = t->w->sides[i].stream;

@@ -20,6 +20,7 @@ typedef struct differential_result {
 
 /** Runs cases 0..cases-1 of a seed on backends first and second. cases is 0 in the result, and text says why, if one of the
  *  two does not load or open. only: the number of the one case to run, or -1. */
-differential_result differential_run(const char *first, const char *second, uint64_t seed, uint32_t cases, int64_t only);
+differential_result differential_run(const char *first, const char *second, uint64_t seed, uint32_t cases,
+                                     int64_t only);
 
 #endif

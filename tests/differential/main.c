@@ -22,9 +22,9 @@ static uint64_t number_from_env(const char *name, uint64_t otherwise)
 int main(int argc, char **argv)
 {
     uint32_t cases = (uint32_t)number_from_env("NIBBLE_TEST_CASES", 300);
-    differential_result r =
-        differential_run(argc > 2 ? argv[1] : "sim", argc > 2 ? argv[2] : "cuda", number_from_env("NIBBLE_TEST_SEED", 1), cases,
-                         (int64_t)number_from_env("NIBBLE_TEST_ONLY", UINT64_MAX));
+    differential_result r = differential_run(argc > 2 ? argv[1] : "sim", argc > 2 ? argv[2] : "cuda",
+                                             number_from_env("NIBBLE_TEST_SEED", 1), cases,
+                                             (int64_t)number_from_env("NIBBLE_TEST_ONLY", UINT64_MAX));
     if (r.cases == 0) {
         printf("differential: skipped: %s\n", r.text);
         return EXIT_SKIPPED;

@@ -10,7 +10,8 @@
 Test(differential, cuda_equals_sim, .timeout = 850)
 {
     const char *text = getenv("NIBBLE_TEST_CASES");
-    differential_result r = differential_run("sim", "cuda", 1, text != NULL ? (uint32_t)strtoul(text, NULL, 0) : 300u, -1);
+    differential_result r =
+        differential_run("sim", "cuda", 1, text != NULL ? (uint32_t)strtoul(text, NULL, 0) : 300u, -1);
     if (r.cases == 0) {
         cr_skip_test("nothing to compare: %s", r.text);
     }

@@ -68,8 +68,7 @@ static int open_side(world *w, side *s, const char *name)
     options.backend_dir = getenv("NIBBLE_BACKEND_DIR");
     s->name = name;
     if (w->api->load(&options, &s->runtime, NULL, &err) != NBL_OK ||
-        w->api->open(s->runtime, NULL, &s->device, &err) != NBL_OK ||
-        w->api->caps(s->device, &caps, &err) != NBL_OK) {
+        w->api->open(s->runtime, NULL, &s->device, &err) != NBL_OK || w->api->caps(s->device, &caps, &err) != NBL_OK) {
         snprintf(w->text, sizeof w->text, "backend %s: %s", name, err.message);
         return -1;
     }
@@ -133,9 +132,9 @@ void world_send(world *w, const array *a)
     for (uint32_t i = 0; i < SIDES; ++i) {
         nbl_error err = NBL_INIT(nbl_error);
         const side *s = &w->sides[i];
-        world_expect(w, s, w->api->memory_copy(s->device, a->memory[i], a->host, a->bytes, NBL_COPY_TO_DEVICE, s->stream,
-                                               &err),
-                     &err, "memory_copy");
+        world_expect(
+            w, s, w->api->memory_copy(s->device, a->memory[i], a->host, a->bytes, NBL_COPY_TO_DEVICE, s->stream, &err),
+            &err, "memory_copy");
     }
 }
 
@@ -149,9 +148,9 @@ void world_compare(world *w, const array *a, const char *name)
         if (bytes[i] == NULL) {
             abort();
         }
-        world_expect(w, s, w->api->memory_copy(s->device, bytes[i], a->memory[i], a->bytes, NBL_COPY_TO_HOST, s->stream,
-                                               &err),
-                     &err, "memory_copy");
+        world_expect(
+            w, s, w->api->memory_copy(s->device, bytes[i], a->memory[i], a->bytes, NBL_COPY_TO_HOST, s->stream, &err),
+            &err, "memory_copy");
         world_expect(w, s, w->api->check(s->device, s->stream, &err), &err, "check");
     }
     uint64_t differing = 0, first = 0;

@@ -34,8 +34,8 @@ typedef struct world {
     uint32_t array_count;
     uint64_t random;
     uint32_t failures;
-    char text[1024];  /**< the first failure */
-    char *case_text;  /**< what the case at hand is */
+    char text[1024]; /**< the first failure */
+    char *case_text; /**< what the case at hand is */
 } world;
 
 /** Next random number. */

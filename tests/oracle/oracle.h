@@ -19,8 +19,8 @@ extern "C" {
 #define ORACLE_DIM_MAX 576u
 #define ORACLE_BLOCKS_MAX (ORACLE_DIM_MAX / 16u)
 
-#define ORACLE_EXPONENT_MIN (-40)      /**< NUM 2.2 */
-#define ORACLE_EXPONENT_MAX 40         /**< NUM 2.2 */
+#define ORACLE_EXPONENT_MIN (-40)       /**< NUM 2.2 */
+#define ORACLE_EXPONENT_MAX 40          /**< NUM 2.2 */
 #define ORACLE_BLOCK_EXPONENT_MIN (-39) /**< NUM 2.2 */
 
 /** The K or the V side of a cache. */
@@ -62,13 +62,13 @@ float oracle_exp2_grid(int64_t i);
 
 /** One stored vector: its canonical form (NUM 2.1) and the fields of its format (NUM 2.3 to 2.5). */
 typedef struct oracle_vector {
-    uint32_t format;                             /**< enum nbl_format */
-    uint32_t dim;                                /**< D */
-    uint32_t padded_dim;                         /**< Dp */
-    int32_t exponent;                            /**< canonical E */
-    int8_t codes[ORACLE_DIM_MAX];                /**< canonical c, Dp of them */
-    uint8_t elements[ORACLE_DIM_MAX];            /**< stored element codes: a byte (int8) or a nibble, Dp of them */
-    int32_t block_exponents[ORACLE_BLOCKS_MAX];  /**< mxfp4: e_b */
+    uint32_t format;                              /**< enum nbl_format */
+    uint32_t dim;                                 /**< D */
+    uint32_t padded_dim;                          /**< Dp */
+    int32_t exponent;                             /**< canonical E */
+    int8_t codes[ORACLE_DIM_MAX];                 /**< canonical c, Dp of them */
+    uint8_t elements[ORACLE_DIM_MAX];             /**< stored element codes: a byte (int8) or a nibble, Dp of them */
+    int32_t block_exponents[ORACLE_BLOCKS_MAX];   /**< mxfp4: e_b */
     uint8_t block_multipliers[ORACLE_BLOCKS_MAX]; /**< int4p: m_b, 1..16 */
 } oracle_vector;
 
@@ -166,17 +166,17 @@ typedef struct oracle_exact_args {
     uint32_t v_dim;
     uint32_t tokens;
     uint32_t reserved;
-    const float *q;         /**< [k_dim] */
-    const float *k;         /**< [tokens], k_stride floats apart */
-    const float *v;         /**< [tokens], v_stride floats apart */
+    const float *q; /**< [k_dim] */
+    const float *k; /**< [tokens], k_stride floats apart */
+    const float *v; /**< [tokens], v_stride floats apart */
     uint64_t k_stride;
     uint64_t v_stride;
     const uint8_t *visible; /**< [tokens] or NULL: all */
     double sm_scale;        /**< 0: 1/sqrt(k_dim) */
     double soft_cap;        /**< 0: none */
     double alibi_slope;
-    double position;        /**< of the row, for ALiBi */
-    const float *sink;      /**< natural units, or NULL */
+    double position;   /**< of the row, for ALiBi */
+    const float *sink; /**< natural units, or NULL */
 } oracle_exact_args;
 
 /** Softmax attention in binary64 of one row; o[v_dim], *lse natural. An empty row gives 0 and -inf. */

@@ -43,15 +43,15 @@ typedef struct query_row {
     const nbl_attend_args *args;
     kv_head *kv;
     uint32_t b;
-    uint32_t i;       /* row of the sequence */
-    uint64_t t;       /* row of the call */
-    uint32_t h;       /* query head */
+    uint32_t i; /* row of the sequence */
+    uint64_t t; /* row of the call */
+    uint32_t h; /* query head */
     int64_t position;
     oracle_vector q;
     float cq_row;
     float cs_row;
-    float cap_scale;  /* fl(soft_cap * LOG2E) */
-    float slope;      /* fl(slope * LOG2E) */
+    float cap_scale; /* fl(soft_cap * LOG2E) */
+    float slope;     /* fl(slope * LOG2E) */
     float offset;
 } query_row;
 
@@ -476,7 +476,14 @@ static void attend_row(const query_row *row)
     int64_t first = args->range_begin / CHUNK_TOKENS;
     int64_t end = ((int64_t)args->kv_len[row->b] + CHUNK_TOKENS - 1) / CHUNK_TOKENS;
     int64_t states = args->state_head.data != NULL ? (int64_t)args->state_head.shape[0] : 0;
-    row_output out = {&args->o, &args->lse, args->sinks, row->t, row->h, shape->v_dim, shape->v_hadamard, row->offset,
+    row_output out = {&args->o,
+                      &args->lse,
+                      args->sinks,
+                      row->t,
+                      row->h,
+                      shape->v_dim,
+                      shape->v_hadamard,
+                      row->offset,
                       (args->flags & NBL_ATTEND_LSE_BASE2) != 0};
     state total;
     state chunk;
@@ -522,7 +529,14 @@ void oracle_attend(const nbl_attend_args *args)
 
 static void merge_states(const nbl_merge_args *args, uint64_t t, uint32_t h, uint32_t v_dim)
 {
-    row_output out = {&args->o, &args->lse, args->sinks, t, h, v_dim, args->v_hadamard, 0.0f,
+    row_output out = {&args->o,
+                      &args->lse,
+                      args->sinks,
+                      t,
+                      h,
+                      v_dim,
+                      args->v_hadamard,
+                      0.0f,
                       (args->flags & NBL_MERGE_LSE_BASE2) != 0};
     state total;
     state part;

@@ -192,12 +192,9 @@ static int32_t block_exponent(uint32_t rule, const double *x, uint32_t block)
         frexp(amax, &e);
         return clamp_block_exponent(e - 1 - 2);
     }
-    case NBL_RULE_CEIL:
-        return clamp_block_exponent(smallest_exponent(amax, 6.0));
-    case NBL_RULE_MSE:
-        return least_error_exponent(x, block, clamp_block_exponent(optimal));
-    default:
-        return clamp_block_exponent(optimal);
+    case NBL_RULE_CEIL: return clamp_block_exponent(smallest_exponent(amax, 6.0));
+    case NBL_RULE_MSE: return least_error_exponent(x, block, clamp_block_exponent(optimal));
+    default: return clamp_block_exponent(optimal);
     }
 }
 

@@ -65,13 +65,20 @@ static void reference_row(const nbl_attend_args *args, uint32_t b, uint32_t i, u
     int64_t rows = args->q_indptr[b + 1] - args->q_indptr[b];
     float q[ORACLE_DIM_MAX];
     uint8_t *visible = calloc(tokens + 1u, 1);
-    oracle_exact_args row = {
-        .k_dim = shape->k_dim, .v_dim = shape->v_dim, .tokens = tokens, .q = q, .visible = visible,
-        .k = k + kv_head * shape->k_dim, .k_stride = (uint64_t)shape->kv_heads * shape->k_dim,
-        .v = v + kv_head * shape->v_dim, .v_stride = (uint64_t)shape->kv_heads * shape->v_dim,
-        .sm_scale = (double)args->sm_scale, .soft_cap = (double)args->soft_cap,
-        .alibi_slope = args->alibi_slopes != NULL ? (double)args->alibi_slopes[h] : 0.0,
-        .position = (double)(tokens - rows + i), .sink = args->sinks != NULL ? &args->sinks[h] : NULL};
+    oracle_exact_args row = {.k_dim = shape->k_dim,
+                             .v_dim = shape->v_dim,
+                             .tokens = tokens,
+                             .q = q,
+                             .visible = visible,
+                             .k = k + kv_head * shape->k_dim,
+                             .k_stride = (uint64_t)shape->kv_heads * shape->k_dim,
+                             .v = v + kv_head * shape->v_dim,
+                             .v_stride = (uint64_t)shape->kv_heads * shape->v_dim,
+                             .sm_scale = (double)args->sm_scale,
+                             .soft_cap = (double)args->soft_cap,
+                             .alibi_slope = args->alibi_slopes != NULL ? (double)args->alibi_slopes[h] : 0.0,
+                             .position = (double)(tokens - rows + i),
+                             .sink = args->sinks != NULL ? &args->sinks[h] : NULL};
 
     if (visible == NULL) {
         abort();

@@ -150,8 +150,8 @@ void oracle_page_write(const nbl_kv_shape *shape, uint32_t k_format, uint32_t v_
 
     for (uint32_t d = 0; d < vector->padded_dim; d++) {
         uint32_t shift;
-        uint8_t *byte = codes + part.codes_at +
-                        oracle_code_offset(side, part.format, part.dim, shape->page_tokens, t, d, &shift);
+        uint8_t *byte =
+            codes + part.codes_at + oracle_code_offset(side, part.format, part.dim, shape->page_tokens, t, d, &shift);
         uint32_t mask = is_8bit(part.format) ? 255u : 15u << shift;
         *byte = (uint8_t)((*byte & ~mask) | (uint32_t)vector->elements[d] << shift);
     }

@@ -2,9 +2,17 @@
 /* The oracle's attention against binary64 softmax, and the invariants of NUM 5. */
 #include "test_oracle_support.h"
 
-static const cache_params plain = {
-    .k_formats = {NBL_INT8, NBL_INT8}, .v_formats = {NBL_INT8, NBL_INT8}, .kv_heads = 2, .q_heads = 4, .k_dim = 64,
-    .v_dim = 64, .page_tokens = 16, .batch = 3, .kv_len = {300, 1, 1100}, .q_len = {5, 1, 3}, .seed = 1};
+static const cache_params plain = {.k_formats = {NBL_INT8, NBL_INT8},
+                                   .v_formats = {NBL_INT8, NBL_INT8},
+                                   .kv_heads = 2,
+                                   .q_heads = 4,
+                                   .k_dim = 64,
+                                   .v_dim = 64,
+                                   .page_tokens = 16,
+                                   .batch = 3,
+                                   .kv_len = {300, 1, 1100},
+                                   .q_len = {5, 1, 3},
+                                   .seed = 1};
 
 static void expect_close(cache *c, double o_limit, double lse_limit, const char *what)
 {
@@ -182,11 +190,23 @@ static void init_everything(cache *c, uint32_t q_format, uint32_t page_tokens, u
 {
     static const float slopes[6] = {0.5f, 0.25f, 0.125f, 0.0625f, 0.03f, 1.0f};
     static const float sinks[6] = {0.0f, 3.0f, -INFINITY, -4.0f, 5.0f, 1.0f};
-    const cache_params p = {.k_formats = {NBL_MXFP4, NBL_INT8}, .v_formats = {NBL_INT4P, NBL_MXFP4_16}, .kv_heads = 2,
-                            .q_heads = 6, .k_dim = 72, .v_dim = 40, .page_tokens = page_tokens, .k_hadamard = 8,
-                            .v_hadamard = 8, .centering = 1, .q_format = q_format, .batch = 4,
-                            .kv_len = {2100, 900, 40, 0}, .q_len = {3, 4, 43, 2}, .k_bias = 5.0f,
-                            .fill = (uint8_t)fill, .seed = 3};
+    const cache_params p = {.k_formats = {NBL_MXFP4, NBL_INT8},
+                            .v_formats = {NBL_INT4P, NBL_MXFP4_16},
+                            .kv_heads = 2,
+                            .q_heads = 6,
+                            .k_dim = 72,
+                            .v_dim = 40,
+                            .page_tokens = page_tokens,
+                            .k_hadamard = 8,
+                            .v_hadamard = 8,
+                            .centering = 1,
+                            .q_format = q_format,
+                            .batch = 4,
+                            .kv_len = {2100, 900, 40, 0},
+                            .q_len = {3, 4, 43, 2},
+                            .k_bias = 5.0f,
+                            .fill = (uint8_t)fill,
+                            .seed = 3};
     cache_init(c, &p);
     c->attend.flags = NBL_ATTEND_CAUSAL;
     c->attend.alibi_slopes = slopes;
@@ -203,8 +223,8 @@ static void want_states(cache *c, uint32_t count)
 {
     uint64_t head_bytes = (uint64_t)count * c->rows_out * 4u * sizeof(float);
     uint64_t o_bytes = (uint64_t)count * c->rows_out * c->shape.v_dim * sizeof(float);
-    c->attend.state_head = support_tensor(cache_alloc(c, head_bytes), NBL_F32, 4,
-                                          (uint64_t[]){count, c->rows, c->attend.q_heads, 4});
+    c->attend.state_head =
+        support_tensor(cache_alloc(c, head_bytes), NBL_F32, 4, (uint64_t[]){count, c->rows, c->attend.q_heads, 4});
     c->attend.state_o = support_tensor(cache_alloc(c, o_bytes), NBL_F32, 4,
                                        (uint64_t[]){count, c->rows, c->attend.q_heads, c->shape.v_dim});
 }

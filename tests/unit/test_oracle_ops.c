@@ -2,9 +2,17 @@
 /* The oracle's append, gather, copy_pages and transcode (NUM 3.7, 4.2, 4.4). */
 #include "test_oracle_support.h"
 
-static const cache_params plain = {
-    .k_formats = {NBL_INT8, NBL_MXFP4}, .v_formats = {NBL_INT4P, NBL_INT8}, .kv_heads = 3, .q_heads = 3, .k_dim = 40,
-    .v_dim = 24, .page_tokens = 5, .batch = 2, .kv_len = {70, 33}, .q_len = {1, 1}, .seed = 5};
+static const cache_params plain = {.k_formats = {NBL_INT8, NBL_MXFP4},
+                                   .v_formats = {NBL_INT4P, NBL_INT8},
+                                   .kv_heads = 3,
+                                   .q_heads = 3,
+                                   .k_dim = 40,
+                                   .v_dim = 24,
+                                   .page_tokens = 5,
+                                   .batch = 2,
+                                   .kv_len = {70, 33},
+                                   .q_len = {1, 1},
+                                   .seed = 5};
 
 /* Gathers all tokens of a cache in the order they were appended. */
 static void gather_all(cache *c, uint32_t flags, float *k, float *v)
@@ -99,8 +107,8 @@ Test(oracle_ops, types_and_strides_do_not_matter)
         uint8_t *before;
         nbl_append_args append;
         uint64_t seed = 9;
-        nbl_tensor strided = {.data = wide, .dtype = dtypes[n], .rank = 3, .shape = {4, 3, 40},
-                              .stride_bytes = {600, 200, 4}};
+        nbl_tensor strided = {
+            .data = wide, .dtype = dtypes[n], .rank = 3, .shape = {4, 3, 40}, .stride_bytes = {600, 200, 4}};
         cache_init(&c, &plain);
         for (uint32_t i = 0; i < 4u * 3u * 40u; i++) {
             oracle_tensor_set(&strided, i / 120u, i / 40u % 3u, i % 40u, 0, support_normal(&seed));

@@ -94,12 +94,12 @@ typedef struct nbl_recipe {
 /** Managed cache. */
 typedef struct nbl_cache_config {
     NBL_HEADER;
-    nbl_kv_shape shape;        /**< by value; hadamard and centering as in the recipe */
+    nbl_kv_shape shape; /**< by value; hadamard and centering as in the recipe */
     uint32_t k_format;
     uint32_t v_format;
-    uint32_t sink_tokens;      /**< first tokens of each sequence stored int8; one page holds at least one token */
+    uint32_t sink_tokens; /**< first tokens of each sequence stored int8; one page holds at least one token */
     uint32_t sequences_max;
-    uint64_t tokens_max;       /**< of all sequences together; decides how many pages there are */
+    uint64_t tokens_max;          /**< of all sequences together; decides how many pages there are */
     uint32_t sequence_tokens_max; /**< of one sequence; 0: tokens_max */
     uint32_t workspace_mib;       /**< scratch memory in MiB; 0: 16. Calls that need more are cut between sequences */
 } nbl_cache_config;
@@ -112,8 +112,8 @@ typedef struct nbl_cache_stats {
     uint64_t center_bytes;   /**< K centres */
     uint64_t metadata_bytes; /**< page tables and other arrays in device memory */
     uint64_t workspace_bytes;
-    uint64_t total_bytes;    /**< sum of the five */
-    uint64_t used_bytes;     /**< codes and scales of pages in use */
+    uint64_t total_bytes; /**< sum of the five */
+    uint64_t used_bytes;  /**< codes and scales of pages in use */
     uint32_t pages_total[NBL_REGIONS_MAX];
     uint32_t pages_used[NBL_REGIONS_MAX];
     uint32_t region_count;
@@ -128,15 +128,15 @@ typedef struct nbl_cache_append_args {
     const uint64_t *sequences; /**< [B] handles, all different (host memory) */
     const int32_t *seq_indptr; /**< [B+1] tokens of each, from 0 to T (host memory) */
     uint32_t batch;
-    uint32_t layer;            /**< layers are appended in any order; see nbl_api_v1.cache_append */
-    nbl_tensor k;              /**< [T, Hk, Dk] device memory */
-    nbl_tensor v;              /**< [T, Hk, Dv] */
+    uint32_t layer; /**< layers are appended in any order; see nbl_api_v1.cache_append */
+    nbl_tensor k;   /**< [T, Hk, Dk] device memory */
+    nbl_tensor v;   /**< [T, Hk, Dv] */
     nbl_stream stream;
 } nbl_cache_append_args;
 
 /** Attention of a batch of cached sequences; fields mean what they mean in #nbl_attend_args. */
 typedef struct nbl_cache_attend_args {
-    NBL_HEADER; /**< flags: NBL_ATTEND_ bits */
+    NBL_HEADER;                /**< flags: NBL_ATTEND_ bits */
     const uint64_t *sequences; /**< [B] handles (host memory) */
     const int32_t *q_indptr;   /**< [B+1] (host memory) */
     uint32_t batch;

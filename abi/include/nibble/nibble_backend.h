@@ -60,10 +60,10 @@ typedef struct nbl_host {
 typedef struct nbl_backend_request {
     uint32_t struct_size;
     uint32_t abi_major;
-    uint32_t abi_minor_min;     /**< in: oldest minor accepted */
-    uint32_t abi_minor;         /**< in: newest minor known; out: minor of the table returned */
-    uint32_t numerics_version;  /**< in: the runtime's; out: the plugin's */
-    uint32_t layout_version;    /**< in: the runtime's; out: the plugin's */
+    uint32_t abi_minor_min;    /**< in: oldest minor accepted */
+    uint32_t abi_minor;        /**< in: newest minor known; out: minor of the table returned */
+    uint32_t numerics_version; /**< in: the runtime's; out: the plugin's */
+    uint32_t layout_version;   /**< in: the runtime's; out: the plugin's */
 } nbl_backend_request;
 
 /** Table of a backend. Slots are only ever appended. Each slot is REQUIRED (never NULL) or OPTIONAL since a minor
@@ -198,12 +198,12 @@ typedef nbl_status (*nbl_backend_entry_v1_fn)(const nbl_host *host, nbl_backend_
 #define NBL_NOTE_MAGIC 0x314c424eu /* "NBL1" */
 
 enum nbl_isa_level { /**< what the CPU must have before the file may be opened */
-    NBL_ISA_X86_64 = 0,
-    NBL_ISA_X86_64_V2 = 2,
-    NBL_ISA_X86_64_V3 = 3,
-    NBL_ISA_X86_64_V4 = 4,
-    NBL_ISA_AARCH64 = 100,
-    NBL_ISA_MAX_ENUM = 0x7fffffff
+                     NBL_ISA_X86_64 = 0,
+                     NBL_ISA_X86_64_V2 = 2,
+                     NBL_ISA_X86_64_V3 = 3,
+                     NBL_ISA_X86_64_V4 = 4,
+                     NBL_ISA_AARCH64 = 100,
+                     NBL_ISA_MAX_ENUM = 0x7fffffff
 };
 
 /** Payload of the note. */
@@ -230,10 +230,13 @@ typedef struct nbl_note {
 } nbl_note;
 
 /** Defines the note; once per plugin, at file scope. */
-#define NBL_BACKEND_NOTE(isa_level_, cuda_version_)                                                     \
+#define NBL_BACKEND_NOTE(isa_level_, cuda_version_)                                                         \
     __attribute__((section(NBL_NOTE_SECTION), used, aligned(4))) static const nbl_note nbl_backend_note = { \
-        7u, (uint32_t)sizeof(nbl_note_payload), NBL_NOTE_TYPE, NBL_NOTE_OWNER,                          \
-        {NBL_NOTE_MAGIC, 1u, NBL_BACKEND_ABI_MAJOR, NBL_BACKEND_ABI_MINOR_MIN, NBL_BACKEND_ABI_MINOR,   \
+        7u,                                                                                                 \
+        (uint32_t)sizeof(nbl_note_payload),                                                                 \
+        NBL_NOTE_TYPE,                                                                                      \
+        NBL_NOTE_OWNER,                                                                                     \
+        {NBL_NOTE_MAGIC, 1u, NBL_BACKEND_ABI_MAJOR, NBL_BACKEND_ABI_MINOR_MIN, NBL_BACKEND_ABI_MINOR,       \
          NBL_NUMERICS_VERSION, NBL_LAYOUT_VERSION, (isa_level_), (cuda_version_), 0u}}
 
 #ifdef __cplusplus

@@ -27,22 +27,22 @@ extern "C" {
 /* ------------------------------------------------------------------------------------------------ status */
 
 /** One list of all status codes: X(name, value, meaning). */
-#define NBL_STATUS_LIST(X)                                                            \
-    X(OK, 0, "success")                                                               \
-    X(E_INVALID, -1, "an argument is outside what the function accepts")              \
-    X(E_ABI, -2, "a struct or table is too short, or versions do not match")          \
+#define NBL_STATUS_LIST(X)                                                                \
+    X(OK, 0, "success")                                                                   \
+    X(E_INVALID, -1, "an argument is outside what the function accepts")                  \
+    X(E_ABI, -2, "a struct or table is too short, or versions do not match")              \
     X(E_UNKNOWN_FIELD, -3, "a struct carries non-zero fields this version does not know") \
-    X(E_UNSUPPORTED, -4, "valid, but this backend cannot do it")                      \
-    X(E_NOT_FOUND, -5, "no such backend, file, sequence or page")                     \
-    X(E_NO_MEMORY, -6, "out of memory or out of pages")                               \
-    X(E_RANGE, -7, "an index or length in the data points outside its array")         \
-    X(E_STATE, -8, "the handle is destroyed, of another kind, or in the wrong state") \
-    X(E_FORKED, -9, "the handle was created in another process")                      \
-    X(E_BACKEND, -10, "the backend file is damaged, foreign or misbehaves")           \
-    X(E_DEVICE, -11, "no usable device, or the device failed")                        \
-    X(E_OVERLAP, -12, "an output overlaps an input or another output")                \
-    X(E_ALIGN, -13, "a pointer or stride is not aligned as its type needs")           \
-    X(E_IO, -14, "a file could not be read or written")                               \
+    X(E_UNSUPPORTED, -4, "valid, but this backend cannot do it")                          \
+    X(E_NOT_FOUND, -5, "no such backend, file, sequence or page")                         \
+    X(E_NO_MEMORY, -6, "out of memory or out of pages")                                   \
+    X(E_RANGE, -7, "an index or length in the data points outside its array")             \
+    X(E_STATE, -8, "the handle is destroyed, of another kind, or in the wrong state")     \
+    X(E_FORKED, -9, "the handle was created in another process")                          \
+    X(E_BACKEND, -10, "the backend file is damaged, foreign or misbehaves")               \
+    X(E_DEVICE, -11, "no usable device, or the device failed")                            \
+    X(E_OVERLAP, -12, "an output overlaps an input or another output")                    \
+    X(E_ALIGN, -13, "a pointer or stride is not aligned as its type needs")               \
+    X(E_IO, -14, "a file could not be read or written")                                   \
     X(E_ENV, -15, "an environment variable has a value that is not allowed")
 
 /** Result of every call: 0 or a negative code of #NBL_STATUS_LIST. */
@@ -76,9 +76,9 @@ enum nbl_log_level {
 typedef struct nbl_error {
     uint32_t struct_size;
     nbl_status status;
-    uint32_t origin;    /**< enum nbl_origin */
+    uint32_t origin;     /**< enum nbl_origin */
     int32_t native_code; /**< errno or cudaError_t where origin says so, else 0 */
-    uint32_t truncated; /**< 1 if message was cut */
+    uint32_t truncated;  /**< 1 if message was cut */
     uint32_t reserved;
     char message[480];
 } nbl_error;
@@ -98,9 +98,9 @@ typedef struct nbl_ext {
 #define NBL_EXT_CHAIN_MAX 32u
 
 /** First fields of every argument struct. */
-#define NBL_HEADER         \
-    uint32_t struct_size;  \
-    uint32_t flags;        \
+#define NBL_HEADER        \
+    uint32_t struct_size; \
+    uint32_t flags;       \
     const nbl_ext *next
 
 /** Zero-initialiser that sets struct_size: nbl_attend_args a = NBL_INIT(nbl_attend_args); */
@@ -115,18 +115,15 @@ template <typename T> static inline T nbl_init_struct()
 }
 }
 #else
-#define NBL_INIT(type) {.struct_size = (uint32_t)sizeof(type)}
+#define NBL_INIT(type)                        \
+    {                                         \
+        .struct_size = (uint32_t)sizeof(type) \
+    }
 #endif
 
 /* ------------------------------------------------------------------------------------------------ tensors */
 
-enum nbl_dtype {
-    NBL_DTYPE_NONE = 0,
-    NBL_F32 = 1,
-    NBL_F16 = 2,
-    NBL_BF16 = 3,
-    NBL_DTYPE_MAX_ENUM = 0x7fffffff
-};
+enum nbl_dtype { NBL_DTYPE_NONE = 0, NBL_F32 = 1, NBL_F16 = 2, NBL_BF16 = 3, NBL_DTYPE_MAX_ENUM = 0x7fffffff };
 
 #define NBL_RANK_MAX 5u
 
@@ -229,15 +226,15 @@ typedef struct nbl_pool {
 /** Sizes of one page of one layer in one pair of formats (docs/formats.md); out of kv_layout. */
 typedef struct nbl_page_layout {
     NBL_HEADER;
-    uint64_t code_page_bytes;    /**< codes of all heads, K then V */
-    uint64_t scale_page_bytes;   /**< exponents and multipliers of all heads, K then V */
-    uint64_t k_code_head_bytes;  /**< distance between two heads' K codes */
+    uint64_t code_page_bytes;   /**< codes of all heads, K then V */
+    uint64_t scale_page_bytes;  /**< exponents and multipliers of all heads, K then V */
+    uint64_t k_code_head_bytes; /**< distance between two heads' K codes */
     uint64_t v_code_head_bytes;
-    uint64_t v_code_offset;      /**< of head 0's V codes in the page */
+    uint64_t v_code_offset; /**< of head 0's V codes in the page */
     uint64_t k_scale_head_bytes;
     uint64_t v_scale_head_bytes;
     uint64_t v_scale_offset;
-    uint32_t alignment;          /**< of pool pointers and strides: 16 */
+    uint32_t alignment; /**< of pool pointers and strides: 16 */
     uint32_t reserved;
 } nbl_page_layout;
 
@@ -290,7 +287,7 @@ enum nbl_center_mode {
 
 /** Per-sequence K centres of one layer: row r = index of the sequence. Arrays are packed. Ignored without centering. */
 typedef struct nbl_centers {
-    int8_t *codes;       /**< int8 [rows, Hk, Dk], in the transformed domain (NUM 4.2); NULL without NBL_CENTERING_MEAN */
+    int8_t *codes; /**< int8 [rows, Hk, Dk], in the transformed domain (NUM 4.2); NULL without NBL_CENTERING_MEAN */
     uint8_t *exponents;  /**< uint8 [rows, Hk], biased by 127; NULL without NBL_CENTERING_MEAN */
     uint8_t *shifts;     /**< uint8 [rows, Hk, Dk], 0 to 7 (NUM 4.5); NULL without NBL_CENTERING_SHIFT */
     const int32_t *rows; /**< [B] row of each sequence, or NULL: row b for sequence b */
@@ -303,15 +300,15 @@ typedef struct nbl_append_args {
     NBL_HEADER;
     const nbl_pool *pool;
     uint32_t layer;
-    uint32_t batch;           /**< B; only read with centering, else may be 0 */
-    nbl_tensor k;             /**< [T, Hk, Dk] f32, f16 or bf16 */
-    nbl_tensor v;             /**< [T, Hk, Dv] */
-    const int64_t *slots;     /**< [T] page*page_tokens + offset, or -1: skip this token */
+    uint32_t batch;            /**< B; only read with centering, else may be 0 */
+    nbl_tensor k;              /**< [T, Hk, Dk] f32, f16 or bf16 */
+    nbl_tensor v;              /**< [T, Hk, Dv] */
+    const int64_t *slots;      /**< [T] page*page_tokens + offset, or -1: skip this token */
     const int32_t *seq_indptr; /**< [B+1] tokens of each sequence, from 0 to T; only read with centering */
     nbl_centers centers;
-    uint32_t center_mode;     /**< enum nbl_center_mode */
+    uint32_t center_mode; /**< enum nbl_center_mode */
     uint32_t reserved;
-    nbl_quant_stats *stats;   /**< or NULL */
+    nbl_quant_stats *stats; /**< or NULL */
     void *workspace;
     uint64_t workspace_bytes;
     nbl_stream stream;
@@ -329,14 +326,14 @@ typedef struct nbl_attend_args {
     NBL_HEADER;
     const nbl_pool *pool;
     uint32_t layer;
-    uint32_t q_heads; /**< Hq, a multiple of Hk; query head h reads kv head h / (Hq/Hk) */
-    uint32_t q_format; /**< enum nbl_qformat */
-    uint32_t batch;    /**< B */
-    nbl_tensor q;      /**< [Tq, Hq, Dk] f32, f16 or bf16 */
-    nbl_tensor o;      /**< [Tq, Hq, Dv] f32, f16 or bf16; absent if only states are wanted */
-    nbl_tensor lse;    /**< [Tq, Hq] f32, or absent */
-    nbl_tensor state_head; /**< [N, Tq, Hq, 4] f32 {M, L, offset, 0} of the range's N chunks, or absent (NUM 5.6) */
-    nbl_tensor state_o;    /**< [N, Tq, Hq, Dv] f32; present iff state_head is */
+    uint32_t q_heads;          /**< Hq, a multiple of Hk; query head h reads kv head h / (Hq/Hk) */
+    uint32_t q_format;         /**< enum nbl_qformat */
+    uint32_t batch;            /**< B */
+    nbl_tensor q;              /**< [Tq, Hq, Dk] f32, f16 or bf16 */
+    nbl_tensor o;              /**< [Tq, Hq, Dv] f32, f16 or bf16; absent if only states are wanted */
+    nbl_tensor lse;            /**< [Tq, Hq] f32, or absent */
+    nbl_tensor state_head;     /**< [N, Tq, Hq, 4] f32 {M, L, offset, 0} of the range's N chunks, or absent (NUM 5.6) */
+    nbl_tensor state_o;        /**< [N, Tq, Hq, Dv] f32; present iff state_head is */
     const int32_t *q_indptr;   /**< [B+1] query rows of each sequence, from 0 to Tq, non-decreasing */
     const int32_t *kv_len;     /**< [B] tokens in the cache, the queries' own included */
     const int32_t *page_table; /**< [B, page_table_stride] page ids; entries past the length are never read */
@@ -346,13 +343,13 @@ typedef struct nbl_attend_args {
     float sm_scale;             /**< 0: 1/sqrt(Dk) */
     uint32_t window_left;
     uint32_t window_right;
-    float soft_cap; /**< 0: none; else logit := cap * tanh(logit / cap) */
+    float soft_cap;       /**< 0: none; else logit := cap * tanh(logit / cap) */
     uint32_t range_begin; /**< tokens [range_begin, range_end) alone take part; multiples of 1024; both 0: all */
     uint32_t range_end;
-    uint32_t tree_mask_stride;  /**< 32-bit words per query row */
-    const float *alibi_slopes;  /**< [Hq] or NULL: logit += slope * (key position - query position) */
-    const float *sinks;         /**< [Hq] natural-log logits that join the denominator, or NULL */
-    const uint32_t *tree_mask;  /**< [Tq, tree_mask_stride] or NULL: bit j of row i (word j/32, bit j%32) lets it see
+    uint32_t tree_mask_stride; /**< 32-bit words per query row */
+    const float *alibi_slopes; /**< [Hq] or NULL: logit += slope * (key position - query position) */
+    const float *sinks;        /**< [Hq] natural-log logits that join the denominator, or NULL */
+    const uint32_t *tree_mask; /**< [Tq, tree_mask_stride] or NULL: bit j of row i (word j/32, bit j%32) lets it see
                                      the j-th of its sequence's last q_len tokens; older tokens are all visible */
     nbl_centers centers;
     void *workspace;
@@ -367,10 +364,10 @@ typedef struct nbl_gather_args {
     NBL_HEADER;
     const nbl_pool *pool;
     uint32_t layer;
-    uint32_t batch;       /**< only read with centering */
-    const int64_t *slots; /**< [T], -1: that row of the outputs is zero */
-    nbl_tensor k;         /**< [T, Hk, Dk] out, or absent */
-    nbl_tensor v;         /**< [T, Hk, Dv] out, or absent */
+    uint32_t batch;            /**< only read with centering */
+    const int64_t *slots;      /**< [T], -1: that row of the outputs is zero */
+    nbl_tensor k;              /**< [T, Hk, Dk] out, or absent */
+    nbl_tensor v;              /**< [T, Hk, Dv] out, or absent */
     const int32_t *seq_indptr; /**< [B+1]; only read with centering */
     nbl_centers centers;
     nbl_stream stream;
@@ -408,8 +405,8 @@ typedef struct nbl_transcode_args {
  *  for byte, when they are given in increasing token order) or pairs (o, lse) (NUM 5.6, 5.8). */
 typedef struct nbl_merge_args {
     NBL_HEADER;
-    uint32_t count;        /**< N >= 1 */
-    uint32_t v_hadamard;   /**< of the cache the states come from; undone on o */
+    uint32_t count;           /**< N >= 1 */
+    uint32_t v_hadamard;      /**< of the cache the states come from; undone on o */
     nbl_tensor in_state_head; /**< [N, T, Hq, 4] f32; or in_o and in_lse */
     nbl_tensor in_state_o;    /**< [N, T, Hq, Dv] f32 */
     nbl_tensor in_o;          /**< [N, T, Hq, Dv] f32, f16 or bf16 */
@@ -457,18 +454,18 @@ typedef struct nbl_op_desc {
 /** What a device can do, beyond what supports() answers per operation. */
 typedef struct nbl_caps {
     NBL_HEADER;
-    uint32_t formats;         /**< bit (1 << enum nbl_format) */
+    uint32_t formats; /**< bit (1 << enum nbl_format) */
     uint32_t k_dim_max;
     uint32_t v_dim_max;
     uint32_t page_tokens_max;
     uint64_t kv_tokens_max;
-    uint64_t memory_bytes;    /**< of the device, 0 if not known */
-    uint32_t stream_kind;     /**< enum nbl_stream_kind it accepts */
-    uint32_t threads;         /**< team size (sim), multiprocessors (cuda) */
-    uint32_t deterministic;   /**< 1: bits depend on the inputs alone */
-    uint32_t graph_capture;   /**< 1: calls may be captured and replayed */
+    uint64_t memory_bytes;  /**< of the device, 0 if not known */
+    uint32_t stream_kind;   /**< enum nbl_stream_kind it accepts */
+    uint32_t threads;       /**< team size (sim), multiprocessors (cuda) */
+    uint32_t deterministic; /**< 1: bits depend on the inputs alone */
+    uint32_t graph_capture; /**< 1: calls may be captured and replayed */
     char device_name[64];
-    char isa[32];             /**< instruction set in use, e.g. "avx512", "sm_90" */
+    char isa[32]; /**< instruction set in use, e.g. "avx512", "sm_90" */
 } nbl_caps;
 
 /** How a device is opened. */
