@@ -3,13 +3,15 @@
  * @file isa.h
  * @brief The hot loops of attend, one table per instruction set; all tables give the same bits.
  *
- * A tile is 128 tokens of one kv head, in four groups of 32. Whatever its format, a group is brought once into the canonical
- * int8 form (NUM 2) in a layout whose lanes need no horizontal sums, and is then used by all query rows of a work item:
+ * A tile is 128 tokens of one kv head, in four groups of 32. Whatever its format, a group is brought once into the
+ * canonical int8 form (NUM 2) in a layout whose lanes need no horizontal sums, and is then used by all query rows of a
+ * work item:
  *
  *     K  uint8 code + 128   [group][Dk/4][token 32][4 d]     a 64-byte line: 16 tokens, 4 d
  *     V  int8  code         [group][token/4 8][Dv][4 token]  a 64-byte line: 16 d, 4 tokens
  *
- * Codes of K carry +128 because one operand of the byte dot product is unsigned; a row's start value takes it back exactly.
+ * Codes of K carry +128 because one operand of the byte dot product is unsigned; a row's start value takes it back
+ * exactly.
  */
 #ifndef SIM_ISA_H
 #define SIM_ISA_H
@@ -83,8 +85,8 @@ extern const sim_isa sim_isa_avx2;
 extern const sim_isa sim_isa_avx512;
 #endif
 
-/** Table of a name ("scalar", "avx2", "avx512"), the best one this CPU has for NULL or "", NULL if the name is unknown or
- *  the CPU lacks it. */
+/** Table of a name ("scalar", "avx2", "avx512"), the best one this CPU has for NULL or "", NULL if the name is unknown
+ * or the CPU lacks it. */
 const sim_isa *sim_isa_find(const char *name);
 
 #endif

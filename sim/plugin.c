@@ -74,8 +74,8 @@ static uint32_t usable_cpus(void)
     return count < 1 ? 1u : (uint32_t)count;
 }
 
-/* Starts the team before the first operation needs it. An OpenMP runtime may pin the calling thread or set errno while it
- * does so (OMP_PROC_BIND); both are the caller's. */
+/* Starts the team before the first operation needs it. An OpenMP runtime may pin the calling thread or set errno while
+ * it does so (OMP_PROC_BIND); both are the caller's. */
 static void start_team(uint32_t threads)
 {
     cpu_set_t affinity;

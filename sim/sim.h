@@ -3,8 +3,8 @@
  * @file sim.h
  * @brief The simulator plugin: device, errors, checks of data behind pointers.
  *
- * Every operation is a loop over independent outputs, run by an OpenMP team whose size cannot change a bit. Arithmetic lives
- * in core/num; the hot loops of attend exist once per instruction set (isa.h).
+ * Every operation is a loop over independent outputs, run by an OpenMP team whose size cannot change a bit. Arithmetic
+ * lives in core/num; the hot loops of attend exist once per instruction set (isa.h).
  */
 #ifndef SIM_H
 #define SIM_H
@@ -31,7 +31,8 @@ extern const nbl_host *sim_host;
 /** Fills err with a formatted line and returns status. */
 nbl_status sim_fail(nbl_error *err, nbl_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
-/** Floating-point environment of NUM 1.1 on the calling thread: round to nearest, subnormals kept. Returns the old one. */
+/** Floating-point environment of NUM 1.1 on the calling thread: round to nearest, subnormals kept. Returns the old one.
+ */
 uint32_t sim_fp_enter(void);
 /** Restores what sim_fp_enter returned. */
 void sim_fp_leave(uint32_t saved);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file tile.c
- * @brief Page walk of attend: where 32 tokens lie whole in a page they are decoded in place, else they are collected first.
+ * @brief Page walk of attend: where 32 tokens lie whole in a page they are decoded in place, else they are collected
+ * first.
  */
 #include "tile.h"
 
@@ -35,8 +36,8 @@ static sim_group group_in_page(const sim_source *source, uint32_t first, enum nb
     return group;
 }
 
-/* Copies a run of tokens that lie side by side in one group of a page to place `to` of a full group. K: words of 4 bytes,
- * group of 32. V: bytes, group of 4. */
+/* Copies a run of tokens that lie side by side in one group of a page to place `to` of a full group. K: words of 4
+ * bytes, group of 32. V: bytes, group of 4. */
 static void collect_codes(const sim_part *part, uint32_t token, uint32_t count, uint32_t to, uint8_t *codes)
 {
     uint32_t bytes = nbl_layout_code_bytes(part->format, part->dim);

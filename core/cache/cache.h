@@ -175,8 +175,8 @@ struct nbl_cache {
     nbl_pool pool;
     void *codes;
     void *scales;
-    void *
-        centers; /**< codes int8 [layers, S, Hk, Dk], exponents [layers, S, Hk], shifts like the codes; what centering asks for */
+    void *centers; /**< codes int8 [layers, S, Hk, Dk], exponents [layers, S, Hk], shifts like the codes; what centering
+                      asks for */
     uint8_t *metadata_block;
     void *workspace;
     nbl_page_stack pages[NBL_CACHE_REGIONS_MAX];

@@ -13,8 +13,8 @@
 #define NBL_DIM_PADDED_MAX 576u
 #define NBL_SCALES_MAX 36u /**< planes of any format at NBL_DIM_PADDED_MAX */
 
-/** Element codes as the page holds them and scale bytes in plane order (F1, F5). Elements beyond the dimension up to the
- *  padded one hold the code of zero. */
+/** Element codes as the page holds them and scale bytes in plane order (F1, F5). Elements beyond the dimension up to
+ * the padded one hold the code of zero. */
 typedef struct nbl_vector {
     uint32_t format;
     uint32_t dim;
@@ -55,8 +55,8 @@ NBL_FN int32_t nbl_vector_exponent(const nbl_vector *v)
     return nbl_e8m0_decode_slot(v->scales[nbl_layout_exponent_plane(v->format, v->dim)]);
 }
 
-/** Brings a vector to canonical form: codes[0..Dp-1] and the exponent returned (NUM 2.3 to 2.5). Bytes that no quantizer
- *  writes (NUM 5.10) give some codes, without undefined behaviour. */
+/** Brings a vector to canonical form: codes[0..Dp-1] and the exponent returned (NUM 2.3 to 2.5). Bytes that no
+ * quantizer writes (NUM 5.10) give some codes, without undefined behaviour. */
 NBL_FN int32_t nbl_vector_canonical(const nbl_vector *v, int8_t *codes)
 {
     uint32_t padded = nbl_layout_dim_padded(v->dim);

@@ -32,7 +32,8 @@ NBL_FN float nbl_f32_from_f16(uint16_t h)
     if (magnitude >= 0x7c00u) {
         return nbl_float_of(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
     }
-    /* Read as a binary32 with the same fields, the value is 2^112 too small; the product is exact, subnormals included. */
+    /* Read as a binary32 with the same fields, the value is 2^112 too small; the product is exact, subnormals included.
+     */
     float x = nbl_float_of(magnitude << 13) * 0x1p112f;
     return nbl_float_of(sign | nbl_bits_of(x));
 }

@@ -35,7 +35,8 @@ NBL_FN float nbl_e8m0_value(uint8_t byte)
     return byte == 0 ? 0x1p-127f : nbl_pow2(nbl_e8m0_decode(byte));
 }
 
-/** Exponent of a byte found in a page, brought into the legal range: bytes of unused slots may hold anything (NUM 5.10). */
+/** Exponent of a byte found in a page, brought into the legal range: bytes of unused slots may hold anything
+ * (NUM 5.10). */
 NBL_FN int32_t nbl_e8m0_decode_slot(uint8_t byte)
 {
     return nbl_clamp_i32(nbl_e8m0_decode(byte), NBL_E_MIN, NBL_E_MAX);

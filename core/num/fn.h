@@ -3,8 +3,8 @@
  * @file fn.h
  * @brief What every header of core/num stands on: function qualifiers, bit casts, IEEE operations, powers of two.
  *
- * Valid as C11 and as CUDA C++. Host code must be compiled with -ffp-contract=off, device code with -fmad=false -ftz=false
- * -prec-div=true -prec-sqrt=true (NUM 1.1); every fused operation is written as nbl_fma.
+ * Valid as C11 and as CUDA C++. Host code must be compiled with -ffp-contract=off, device code with -fmad=false
+ * -ftz=false -prec-div=true -prec-sqrt=true (NUM 1.1); every fused operation is written as nbl_fma.
  */
 #ifndef NBL_NUM_FN_H
 #define NBL_NUM_FN_H

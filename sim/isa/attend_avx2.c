@@ -3,9 +3,9 @@
  * @file attend_avx2.c
  * @brief Hot loops of attend for AVX2 with FMA and without VNNI.
  *
- * VPMADDUBSW would saturate, so bytes are split into even and odd 16-bit words (once per register, shared by all rows) and
- * multiplied by VPMADDWD with pairs of query codes or weights in the same order: (0, 2) and (1, 3) of every four. One K line
- * is 8 tokens x 4 d, one V line 8 d x 4 tokens (isa.h).
+ * VPMADDUBSW would saturate, so bytes are split into even and odd 16-bit words (once per register, shared by all rows)
+ * and multiplied by VPMADDWD with pairs of query codes or weights in the same order: (0, 2) and (1, 3) of every four.
+ * One K line is 8 tokens x 4 d, one V line 8 d x 4 tokens (isa.h).
  */
 #include "exp2grid.h"
 #include "isa.h"

@@ -3,9 +3,9 @@
  * @file attend_avx512.c
  * @brief Hot loops of attend for AVX-512 with VNNI and VBMI.
  *
- * Budget per token and kv head at D = 128, four query rows: 16 VPDPBUSD; 4 lines of 4-bit codes decoded by 1 logic operation
- * and 1 table lookup each (mxfp4) or 2 and 1 multiply (int4p K), 2 lookups, 2 logic and 1 add (int4p V); about 7 for the
- * softmax. One K line is 16 tokens x 4 d, one V line 16 d x 4 tokens (isa.h).
+ * Budget per token and kv head at D = 128, four query rows: 16 VPDPBUSD; 4 lines of 4-bit codes decoded by 1 logic
+ * operation and 1 table lookup each (mxfp4) or 2 and 1 multiply (int4p K), 2 lookups, 2 logic and 1 add (int4p V);
+ * about 7 for the softmax. One K line is 16 tokens x 4 d, one V line 16 d x 4 tokens (isa.h).
  */
 #include "exp2grid.h"
 #include "isa.h"

@@ -3,9 +3,10 @@
  * @file attend.c
  * @brief attend: every query row over the stored tokens it may see (NUM 5).
  *
- * Work is cut into items: one sequence, one kv head, up to 64 query rows, and either all chunks or a single one. Few rows over
- * a long cache (decode) are cut by chunk, so that all threads have work; many rows (prefill) keep their running state at
- * hand. The cut depends on upper bounds alone and cannot change a bit, since chunk states are merged in order either way.
+ * Work is cut into items: one sequence, one kv head, up to 64 query rows, and either all chunks or a single one. Few
+ * rows over a long cache (decode) are cut by chunk, so that all threads have work; many rows (prefill) keep their
+ * running state at hand. The cut depends on upper bounds alone and cannot change a bit, since chunk states are merged
+ * in order either way.
  */
 #include "centers.h"
 #include "merge.h"
@@ -117,7 +118,7 @@ static uint32_t chunks_of(uint32_t tokens)
     return (tokens + NBL_CHUNK_TOKENS - 1u) / NBL_CHUNK_TOKENS;
 }
 
-/* Whether a call is split depends on all chunks, whatever the range; so no call within the bounds needs more workspace. */
+/* Whether a call is split depends on all chunks, whatever the range: no call within the bounds needs more workspace. */
 static plan make_plan(const nbl_device *device, const nbl_kv_shape *shape, uint32_t q_heads, uint64_t q_tokens,
                       uint32_t q_len_max, uint32_t kv_len_max)
 {

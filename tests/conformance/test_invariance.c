@@ -342,7 +342,7 @@ static void init_delicate(trial *t, lab *l, uint32_t i)
     p.sm_scale = rising ? 1.0f : 0.0f;
     p.v_scale = rising ? 1.0f : 0x1p-140f; /* whole vectors of subnormals, which are counted as flushed */
     p.shape.centering = rising ? 0 : NBL_CENTERING_ALL;
-    p.shape.v_hadamard = 16;
+    p.shape.k_hadamard = p.shape.v_hadamard = 16;
     p.center_mode = NBL_CENTER_COMPUTE;
     trial_init(t, l, &p);
     if (rising)
@@ -388,14 +388,14 @@ static void run_in_state(trial *t, host_state state)
     }
 }
 
-/* Keys of all tokens as half precision. */
+/* Keys of all tokens, whose centre and transform are undone in binary32. */
 static void gather_in_state(trial *t, host_state state)
 {
     nbl_error err = NBL_INIT(nbl_error);
     nbl_append_args side[2] = {trial_append_args(t, HOST), trial_append_args(t, DEVICE)};
     nbl_gather_args args[2] = {NBL_INIT(nbl_gather_args), NBL_INIT(nbl_gather_args)};
     view k;
-    view_init(t->lab, &k, NBL_F16, 3, side[HOST].k.shape, STRIDE_PACKED, 0xA5);
+    view_init(t->lab, &k, NBL_F32, 3, side[HOST].k.shape, STRIDE_PACKED, 0xA5);
     for (enum side s = HOST; s <= DEVICE; ++s) {
         args[s].pool = side[s].pool;
         args[s].batch = side[s].batch;
