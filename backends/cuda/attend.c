@@ -176,8 +176,12 @@ static nbl_status check_args(const nbl_device *device, const nbl_attend_args *ar
     const struct {
         const char *name;
         const void *memory;
-    } arrays[] = {{"q", args->q.data},           {"o", args->o.data},           {"q_indptr", args->q_indptr},
-                  {"kv_len", args->kv_len},      {"page_table", args->page_table}, {"workspace", args->workspace}};
+    } arrays[] = {{"q", args->q.data},
+                  {"o", args->o.data},
+                  {"q_indptr", args->q_indptr},
+                  {"kv_len", args->kv_len},
+                  {"page_table", args->page_table},
+                  {"workspace", args->workspace}};
     uint64_t rows = args->q.shape[0] * args->q_heads;
     nbl_status status = cuda_check_stream(device, args->stream, err);
     for (uint32_t i = 0; status == NBL_OK && i < sizeof arrays / sizeof arrays[0]; ++i) {

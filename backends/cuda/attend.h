@@ -27,7 +27,7 @@
 extern "C" {
 #endif
 
-#define CUDA_TILE_TOKENS 128u  /**< NUM 5.2 */
+#define CUDA_TILE_TOKENS 128u /**< NUM 5.2 */
 #define CUDA_CHUNK_TILES (NBL_CHUNK_TOKENS / CUDA_TILE_TOKENS)
 #define CUDA_STATE_HEAD_FLOATS 4u /**< M, L, offset, 0 */
 
@@ -74,10 +74,11 @@ typedef struct cuda_query {
     int32_t sequence; /**< that the row belongs to; its rows count only if `sequences` says so */
 } cuda_query;
 
-/** Per-sequence centres of the layer (NUM 4.2). */
+/** Per-sequence centres and channel shifts of the layer (NUM 4.2, 4.5). */
 typedef struct cuda_centers {
-    int8_t *codes;
+    int8_t *codes; /**< NULL without a mean */
     uint8_t *exponents;
+    uint8_t *shifts;     /**< NULL without channel shifts */
     const int32_t *rows; /**< or NULL: row b for sequence b */
     uint32_t row_count;
     uint32_t reserved;
@@ -101,8 +102,8 @@ typedef struct attend_params {
     uint32_t k_hadamard;
     uint32_t v_hadamard;
     uint32_t centering;
-    uint32_t q_format; /**< NBL_Q8 or NBL_Q4; kernels after prepare need not care: codes are int8 either way */
-    uint32_t q_len_max;  /**< bounds; grids depend on them alone */
+    uint32_t q_format;  /**< NBL_Q8 or NBL_Q4; kernels after prepare need not care: codes are int8 either way */
+    uint32_t q_len_max; /**< bounds; grids depend on them alone */
     uint32_t kv_len_max;
 
     /* what a row sees (NUM 5.2, 5.3) */
@@ -112,8 +113,8 @@ typedef struct attend_params {
     uint32_t range_begin;
     uint32_t range_end; /**< UINT32_MAX without a range */
     uint32_t tree_mask_stride;
-    float c;   /**< fl(sm_scale * LOG2E), or fl(sm_scale / soft_cap) */
-    float cap; /**< fl(soft_cap * LOG2E), 0 without */
+    float c;                   /**< fl(sm_scale * LOG2E), or fl(sm_scale / soft_cap) */
+    float cap;                 /**< fl(soft_cap * LOG2E), 0 without */
     const float *alibi_slopes; /**< [Hq] or NULL */
     const float *sinks;        /**< [Hq] or NULL; only fold and finished rows use them */
     const uint32_t *tree_mask; /**< [Tq, tree_mask_stride] or NULL */

@@ -28,8 +28,8 @@ nbl_status cuda_check_stream(const nbl_device *device, nbl_stream stream, nbl_er
         return cuda_fail_native(err, error, "stream.handle");
     }
     if (ordinal != device->ordinal) {
-        return cuda_fail(err, NBL_E_INVALID, "cuda: stream.handle belongs to device %d, the call is for device %d", ordinal,
-                         device->ordinal);
+        return cuda_fail(err, NBL_E_INVALID, "cuda: stream.handle belongs to device %d, the call is for device %d",
+                         ordinal, device->ordinal);
     }
     return NBL_OK;
 }
@@ -87,17 +87,17 @@ static nbl_status report_sequence(const cuda_status *s, nbl_error *err)
         return cuda_fail(err, NBL_E_RANGE, "cuda: sequence %lld has %lld query rows (allowed: up to q_len_max, %lld)",
                          index, value, limit);
     case CUDA_FAULT_TREE_MASK:
-        return cuda_fail(err, NBL_E_RANGE, "cuda: sequence %lld has %lld query rows, tree_mask_stride is %lld words", index,
-                         value, limit);
+        return cuda_fail(err, NBL_E_RANGE, "cuda: sequence %lld has %lld query rows, tree_mask_stride is %lld words",
+                         index, value, limit);
     case CUDA_FAULT_TABLE_STRIDE:
         return cuda_fail(err, NBL_E_RANGE, "cuda: kv_len[%lld] is %lld, which takes %lld pages; the table holds %lld",
                          index, value, other, limit);
     case CUDA_FAULT_TABLE_PAGE:
-        return cuda_fail(err, NBL_E_RANGE, "cuda: page_table[%lld][%lld] is %lld, in no region of the pool", index, other,
-                         value);
+        return cuda_fail(err, NBL_E_RANGE, "cuda: page_table[%lld][%lld] is %lld, in no region of the pool", index,
+                         other, value);
     default:
-        return cuda_fail(err, NBL_E_RANGE, "cuda: centers row of sequence %lld is %lld (allowed: 0 to %lld)", index, value,
-                         limit - 1);
+        return cuda_fail(err, NBL_E_RANGE, "cuda: centers row of sequence %lld is %lld (allowed: 0 to %lld)", index,
+                         value, limit - 1);
     }
 }
 
@@ -143,7 +143,8 @@ static nbl_status report_pages(const cuda_status *s, nbl_error *err)
     case CUDA_FAULT_DST_IS_SRC:
         return cuda_fail(err, NBL_E_OVERLAP, "cuda: src_pages[%lld] is %lld, also a destination", index, value);
     default:
-        return cuda_fail(err, NBL_E_RANGE, "cuda: token_counts[%lld] is %lld (allowed: 0 to %lld)", index, value, limit);
+        return cuda_fail(err, NBL_E_RANGE, "cuda: token_counts[%lld] is %lld (allowed: 0 to %lld)", index, value,
+                         limit);
     }
 }
 
@@ -152,21 +153,17 @@ static nbl_status report(const cuda_status *s, nbl_error *err)
     switch (s->code) {
     case CUDA_FAULT_INDPTR_FIRST:
     case CUDA_FAULT_INDPTR_ORDER:
-    case CUDA_FAULT_INDPTR_LAST:
-        return report_indptr(s, err);
+    case CUDA_FAULT_INDPTR_LAST: return report_indptr(s, err);
     case CUDA_FAULT_KV_LEN:
     case CUDA_FAULT_Q_LEN:
     case CUDA_FAULT_TREE_MASK:
     case CUDA_FAULT_TABLE_STRIDE:
     case CUDA_FAULT_TABLE_PAGE:
-    case CUDA_FAULT_CENTER_ROW:
-        return report_sequence(s, err);
+    case CUDA_FAULT_CENTER_ROW: return report_sequence(s, err);
     case CUDA_FAULT_SINK:
     case CUDA_FAULT_SLOPE:
-    case CUDA_FAULT_LSE:
-        return report_value(s, err);
-    default:
-        return report_pages(s, err);
+    case CUDA_FAULT_LSE: return report_value(s, err);
+    default: return report_pages(s, err);
     }
 }
 

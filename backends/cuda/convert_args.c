@@ -64,8 +64,11 @@ cuda_centers cuda_centers_of(const nbl_centers *centers, const nbl_kv_shape *sha
     cuda_centers out;
     memset(&out, 0, sizeof out);
     if (shape->centering) {
-        out.codes = centers->codes;
-        out.exponents = centers->exponents;
+        int has_mean = (shape->centering & NBL_CENTERING_MEAN) != 0;
+        int has_shifts = (shape->centering & NBL_CENTERING_SHIFT) != 0;
+        out.codes = has_mean ? centers->codes : NULL;
+        out.exponents = has_mean ? centers->exponents : NULL;
+        out.shifts = has_shifts ? centers->shifts : NULL;
         out.rows = centers->rows;
         out.row_count = centers->row_count;
     }

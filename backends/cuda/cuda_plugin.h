@@ -3,8 +3,8 @@
  * @file cuda_plugin.h
  * @brief The CUDA plugin on the host: device, errors, entering and leaving a slot.
  *
- * Kernels are launched on the caller's stream and never waited for. What sim checks before it writes anything, the first
- * kernel of a call checks here; check() reports it.
+ * Kernels are launched on the caller's stream and never waited for. What sim checks before it writes anything, the
+ * first kernel of a call checks here; check() reports it.
  */
 #ifndef CUDA_PLUGIN_H
 #define CUDA_PLUGIN_H
@@ -19,8 +19,8 @@
 struct nbl_device {
     int32_t ordinal;
     uint32_t processors;
-    uint32_t capability; /**< 10 * major + minor */
-    uint32_t reads_host; /**< 1: kernels may read any host memory */
+    uint32_t capability;        /**< 10 * major + minor */
+    uint32_t reads_host;        /**< 1: kernels may read any host memory */
     cuda_status *status;        /**< for the host */
     cuda_status *status_device; /**< the same memory for kernels */
 };
@@ -36,8 +36,8 @@ extern const nbl_host *cuda_host;
 
 /** Fills err with a formatted line and returns status. */
 nbl_status cuda_fail(nbl_error *err, nbl_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
-/** Fills err from an error of the CUDA runtime; NBL_E_DEVICE, or NBL_E_NO_MEMORY for lack of memory. Takes the error back from
- *  the runtime's own record. what names the action. */
+/** Fills err from an error of the CUDA runtime; NBL_E_DEVICE, or NBL_E_NO_MEMORY for lack of memory. Takes the error
+ *  back from the runtime's own record. what names the action. */
 nbl_status cuda_fail_native(nbl_error *err, cudaError_t error, const char *what);
 /** NBL_OK, or cuda_fail_native. */
 nbl_status cuda_result(nbl_error *err, cudaError_t error, const char *what);

@@ -74,7 +74,7 @@ static nbl_status fail_no_device(nbl_error *err, cudaError_t error)
     (void)cudaDriverGetVersion(&driver);
     (void)cudaGetLastError();
     if (error == cudaErrorStubLibrary) {
-        snprintf(message, sizeof message, "cuda: stub libcuda in use (%d); put the driver's library before it",
+        snprintf(message, sizeof message, "cuda: the libcuda found is that of the toolkit, not the driver's (%d)",
                  (int)error);
     } else if (error == cudaErrorInsufficientDriver && driver == 0) {
         snprintf(message, sizeof message, "cuda: no NVIDIA driver (cudart %d.%d, driver 0)", CUDART_VERSION / 1000,
@@ -94,8 +94,8 @@ static nbl_status fail_no_device(nbl_error *err, cudaError_t error)
 static nbl_status check_options(const nbl_device_options *options, int count, nbl_error *err)
 {
     if (options->ordinal >= (uint32_t)count) {
-        return cuda_fail(err, NBL_E_DEVICE, "cuda: device ordinal %u does not exist (allowed: 0 to %d)", options->ordinal,
-                         count - 1);
+        return cuda_fail(err, NBL_E_DEVICE, "cuda: device ordinal %u does not exist (allowed: 0 to %d)",
+                         options->ordinal, count - 1);
     }
     if (options->threads != 0) {
         return cuda_fail(err, NBL_E_INVALID, "cuda: threads is %u (allowed: 0)", options->threads);
@@ -272,12 +272,13 @@ void cuda_memory_free(nbl_device *device, void *memory)
     }
 }
 
-/* Ordered by the stream. Out of or into pageable host memory the CUDA runtime stages the bytes: such a copy to the host has
- * finished when this returns, and the host bytes of one to the device may be changed afterwards. */
+/* Ordered by the stream. Out of or into pageable host memory the CUDA runtime stages the bytes: such a copy to the
+ * host has finished when this returns, and the host bytes of one to the device may be changed afterwards. */
 nbl_status cuda_memory_copy(nbl_device *device, void *dst, const void *src, uint64_t bytes, uint32_t kind,
                             nbl_stream stream, nbl_error *err)
 {
-    static const enum cudaMemcpyKind kinds[] = {cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice};
+    static const enum cudaMemcpyKind kinds[] = {cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost,
+                                                cudaMemcpyDeviceToDevice};
     cuda_saved saved;
     nbl_status status = cuda_enter(device, &saved, err);
     if (status != NBL_OK) {

@@ -14,7 +14,7 @@
 typedef struct cuda_tensor {
     uint8_t *data;
     int64_t stride[4];
-    uint32_t dtype; /**< enum nbl_dtype */
+    uint32_t dtype;  /**< enum nbl_dtype */
     uint32_t packed; /**< 1: elements of the last axis lie side by side */
 } cuda_tensor;
 

@@ -158,8 +158,8 @@ static pages_params pages_params_of(const nbl_device *device, const nbl_pool *sr
     return p;
 }
 
-static nbl_status check_pair(const nbl_device *device, const nbl_pool *src, const nbl_pool *dst, const int32_t *src_pages,
-                             const int32_t *dst_pages, nbl_stream stream, nbl_error *err)
+static nbl_status check_pair(const nbl_device *device, const nbl_pool *src, const nbl_pool *dst,
+                             const int32_t *src_pages, const int32_t *dst_pages, nbl_stream stream, nbl_error *err)
 {
     nbl_status status = cuda_check_stream(device, stream, err);
     status = status == NBL_OK ? cuda_check_memory(device, "src_pages", src_pages, err) : status;
@@ -170,8 +170,8 @@ static nbl_status check_pair(const nbl_device *device, const nbl_pool *src, cons
 
 static nbl_status copy_pages(const nbl_device *device, const nbl_copy_pages_args *args, nbl_error *err)
 {
-    nbl_status status = check_pair(device, args->src_pool, args->dst_pool, args->src_pages, args->dst_pages, args->stream,
-                                   err);
+    nbl_status status =
+        check_pair(device, args->src_pool, args->dst_pool, args->src_pages, args->dst_pages, args->stream, err);
     if (status != NBL_OK) {
         return status;
     }
@@ -194,8 +194,8 @@ nbl_status cuda_copy_pages(nbl_device *device, const nbl_copy_pages_args *args, 
 
 static nbl_status transcode(const nbl_device *device, const nbl_transcode_args *args, nbl_error *err)
 {
-    nbl_status status = check_pair(device, args->src_pool, args->dst_pool, args->src_pages, args->dst_pages, args->stream,
-                                   err);
+    nbl_status status =
+        check_pair(device, args->src_pool, args->dst_pool, args->src_pages, args->dst_pages, args->stream, err);
     status = status == NBL_OK ? cuda_check_memory(device, "token_counts", args->token_counts, err) : status;
     status = status == NBL_OK ? cuda_check_memory(device, "stats", args->stats, err) : status;
     if (status != NBL_OK) {

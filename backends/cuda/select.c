@@ -39,7 +39,8 @@ static uint64_t decode_tokens(const attend_bounds *b)
     return min_u64(b->q_tokens, b->batch * min_u64(b->q_len_max, per_sequence));
 }
 
-/* Few rows over a cache are always split, so that all multiprocessors have work; many rows only where the states are small.
+/* Few rows over a cache are always split, so that all multiprocessors have work; many rows only where the states are
+ * small.
  * Neither looks at the range: no call within the bounds needs more workspace than the bounds say. */
 cuda_plan cuda_plan_make(const attend_bounds *b, uint64_t scratch_bytes)
 {

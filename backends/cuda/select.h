@@ -46,8 +46,8 @@ typedef struct cuda_plan {
     uint64_t bytes;
 } cuda_plan;
 
-/** Plan of a call, or of all calls within bounds: never smaller for larger bounds. scratch_bytes is what the fast kernels
- *  ask for. */
+/** Plan of a call, or of all calls within bounds: never smaller for larger bounds. scratch_bytes is what the fast
+ *  kernels ask for. */
 cuda_plan cuda_plan_make(const attend_bounds *bounds, uint64_t scratch_bytes);
 
 /** Leaves only the chunks of a range; both 0: all. Places stay as they are. */

@@ -12,12 +12,12 @@
 #define CUDA_DEVICE static __device__ __forceinline__
 #endif
 
-/** One list of all faults: X(name, value, text). The text takes index, other, value and limit of cuda_status, in order. */
+/** What can be wrong with data; the record's numbers are those of the message in check.c. */
 enum cuda_fault {
     CUDA_FAULT_NONE = 0,
-    CUDA_FAULT_INDPTR_FIRST,   /**< indptr[0] is not 0 */
-    CUDA_FAULT_INDPTR_ORDER,   /**< indptr[index] is less than the entry before it */
-    CUDA_FAULT_INDPTR_LAST,    /**< indptr[index] is not the number of rows */
+    CUDA_FAULT_INDPTR_FIRST, /**< indptr[0] is not 0 */
+    CUDA_FAULT_INDPTR_ORDER, /**< indptr[index] is less than the entry before it */
+    CUDA_FAULT_INDPTR_LAST,  /**< indptr[index] is not the number of rows */
     CUDA_FAULT_KV_LEN,
     CUDA_FAULT_Q_LEN,
     CUDA_FAULT_TREE_MASK,

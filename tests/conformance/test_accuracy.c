@@ -50,7 +50,7 @@ static double error_of(lab *l, const problem *p, double *lse_error)
 
 Test(accuracy, recipes_on_gaussian_inputs)
 {
-    static const double most[] = {0.40, 0.40, 0.25, 0.25, 0.03};
+    static const double most[] = {0.20, 0.20, 0.145, 0.105, 0.022};
     lab l;
     lab_open(&l);
     for (uint32_t i = 0; i < COUNT(recipes); ++i) {
@@ -75,7 +75,7 @@ Test(accuracy, D4_error_does_not_grow_with_length)
             double error = error_of(&l, &p, &lse_error);
             cr_log_info("recipe %s, %u tokens: relative error %g", recipes[i], lengths[n], error);
             first = n == 0 ? error : first;
-            cr_assert(error <= 2.0 * first, "recipe %s: relative error %g at %u tokens, %g at %u", recipes[i], error,
+            cr_assert(error <= 1.3 * first, "recipe %s: relative error %g at %u tokens, %g at %u", recipes[i], error,
                       lengths[n], first, lengths[0]);
         }
     }
@@ -129,9 +129,9 @@ Test(accuracy, D1_outlier_channels_need_centre_and_rotation)
         double clean = outlier_error(&l, format, false, false), naked = outlier_error(&l, format, false, true);
         double transformed = outlier_error(&l, format, true, true);
         cr_log_info("format %u: %g without outliers, %g with, %g with transforms", format, clean, naked, transformed);
-        cr_assert(transformed <= 1.25 * clean, "format %u: error %g with transforms, %g without outliers", format,
+        cr_assert(transformed <= 1.3 * clean, "format %u: error %g with transforms, %g without outliers", format,
                   transformed, clean);
-        cr_assert(clean < 0.0 || naked > 2.0 * clean, "format %u: outliers do no harm (%g against %g)", format, naked,
+        cr_assert(clean < 0.0 || naked > 4.0 * clean, "format %u: outliers do no harm (%g against %g)", format, naked,
                   clean);
     }
     lab_finish(&l);
@@ -251,7 +251,7 @@ Test(accuracy, features_agree_with_binary64)
         p.alibi = i / 8u % 2u == 1;
         p.soft_cap = i / 16u == 1 && (p.shape.centering & NBL_CENTERING_MEAN) == 0 ? 5.0f : 0.0f;
         double error = error_of(&l, &p, &lse_error);
-        cr_assert(error < 0.04 && lse_error < 0.02, "%s: relative error %g, lse off by %g", trial_text, error,
+        cr_assert(error < 0.04 && lse_error < 0.08, "%s: relative error %g, lse off by %g", trial_text, error,
                   lse_error);
     }
     lab_finish(&l);

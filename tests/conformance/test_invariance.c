@@ -38,7 +38,6 @@ static problem listed(uint32_t i)
     p.sinks = i == 1 || i == 2;
     p.k_data = i == 4 ? DATA_SCALED : DATA_NORMAL;
     p.v_data = i == 2 ? DATA_SCALED : DATA_NORMAL;
-    p.out_dtype = NBL_BF16;
     p.kv_len[0] = i == 0 ? 1100 : 300;
     p.q_len[0] = 7;
     return p;
@@ -271,7 +270,8 @@ Test(invariance, isa_threads_pages_chunks_batches)
         trial reference;
         problem p = listed(i);
         lab_open(&l);
-        p.kv_len[0] = i == 0 ? 1030 : 150;
+        p.kv_len[0] = i == 0 ? 2100 : 150; /* three chunks: their order shows */
+        p.shape.kv_heads = i == 0 ? 1 : 2;
         trial_init(&reference, &l, &p);
         trial_fill(&reference);
         if (trial_attend(&reference)) /* the oracle's bytes are the reference */
@@ -313,8 +313,8 @@ Test(invariance, threads_of_a_large_batch)
 
 /* ------------------------------------------------------------------------------------------------ host state */
 
-/* Logits that rise by 50 base-2 units a tile, so that what tile 0 adds to O is scaled down to subnormals; later tiles add
- * nothing to the first elements. */
+/* Logits that rise by 50 base-2 units a tile, so that what tile 0 adds to O is scaled down to subnormals; later tiles
+ * add nothing to the first elements. */
 static void fill_rising(trial *t)
 {
     for (uint32_t j = 0; j < t->tokens; ++j) {
@@ -335,6 +335,12 @@ static void init_delicate(trial *t, lab *l, uint32_t i)
     problem p = problem_default(lab_seed(6100) + i);
     bool rising = i % 2u == 1;
     problem_formats(&p, 1u + i % 4u, 1u + i / 2u % 4u);
+    p.region_count = 2; /* a last region of one page, in other formats, for transcode */
+    p.k_format[1] = 1u + (i + 1u) % 4u;
+    p.v_format[1] = 4u - i % 4u;
+    p.region_pages[0] = 32;
+    p.spare_pages = 1;
+    p.page_order = ORDER_SEQUENTIAL;
     p.kv_len[0] = 512;
     p.want_state = true;
     p.k_data = rising ? DATA_ONES : i % 4u == 0 ? DATA_BITS : DATA_HEAVY;
@@ -445,6 +451,38 @@ static void merge_in_state(trial *t, host_state state)
     view_free(t->lab, &lse);
 }
 
+/* The first page of the trial into its last, which is spare, by the destination's rule. */
+static void transcode_in_state(trial *t, host_state state)
+{
+    nbl_error err = NBL_INIT(nbl_error);
+    nbl_transcode_args args[2] = {NBL_INIT(nbl_transcode_args), NBL_INIT(nbl_transcode_args)};
+    const nbl_region *last = &t->regions[HOST][t->p.region_count - 1u];
+    const int32_t pages[] = {*(const int32_t *)(const void *)t->page_table.host,
+                             (int32_t)(last->first_page + last->page_count - 1u), (int32_t)t->p.shape.page_tokens};
+    buffer list;
+    buffer_init(t->lab, &list, sizeof pages, 0);
+    memcpy(list.host, pages, sizeof pages);
+    buffer_upload(t->lab, &list);
+    for (enum side s = HOST; s <= DEVICE; ++s) {
+        const int32_t *at = buffer_at(&list, s);
+        args[s].src_pool = args[s].dst_pool = &t->pools[s];
+        args[s].src_pages = at;
+        args[s].dst_pages = at + 1;
+        args[s].token_counts = at + 2;
+        args[s].count = 1;
+        args[s].stats = buffer_at(&t->stats, s);
+        args[s].stream = t->lab->stream;
+    }
+    state.enter();
+    nbl_status status = t->lab->api->transcode(t->lab->device, &args[DEVICE], &err);
+    state.leave();
+    if (!is_refused(t->lab, status, "transcode", &err)) {
+        oracle_transcode(&args[HOST]);
+        trial_compare_pools(t);
+    }
+    buffer_free(t->lab, &list);
+}
+
 static void run_all_in_state(host_state state)
 {
     lab l;
@@ -455,6 +493,7 @@ static void run_all_in_state(host_state state)
         run_in_state(&t, state);
         gather_in_state(&t, state);
         merge_in_state(&t, state);
+        transcode_in_state(&t, state);
         trial_free(&t);
     }
     lab_finish(&l);

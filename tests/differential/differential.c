@@ -40,7 +40,7 @@ typedef struct trial {
     uint32_t out_dtype;
     uint32_t states; /* chunks asked for, 0: none */
     array *codes[REGIONS_MAX], *scales[REGIONS_MAX];
-    array *slots, *table, *kv_indptr, *q_indptr, *kv_lens, *center_codes, *center_exponents, *stats;
+    array *slots, *table, *kv_indptr, *q_indptr, *kv_lens, *center_codes, *center_exponents, *center_shifts, *stats;
     array *k, *v, *q, *o, *lse, *state_head, *state_o;
     nbl_region regions[SIDES][REGIONS_MAX];
     nbl_pool pool[SIDES];
@@ -83,7 +83,7 @@ static void random_shape(trial *t)
     t->shape.v_hadamard = random_hadamard(w, t->shape.v_dim);
     t->shape.k_scale_rule = world_below(w, 5);
     t->shape.v_scale_rule = world_below(w, 5);
-    t->shape.centering = world_below(w, 2);
+    t->shape.centering = world_below(w, NBL_CENTERING_ALL + 1u);
     t->layer = world_below(w, t->shape.layers);
     t->q_heads = t->shape.kv_heads * world_choice(w, groups, COUNT(groups));
     t->in_dtype = world_choice(w, dtypes, COUNT(dtypes));
@@ -258,13 +258,15 @@ static void make_arrays(trial *t)
     t->q = make_vectors(t, rows, s->k_dim, t->in_dtype);
     t->center_codes = world_array(t->w, (uint64_t)t->batch * s->kv_heads * s->k_dim);
     t->center_exponents = world_array(t->w, (uint64_t)t->batch * s->kv_heads);
+    t->center_shifts = world_array(t->w, (uint64_t)t->batch * s->kv_heads * s->k_dim);
     t->stats = world_array(t->w, sizeof(nbl_quant_stats));
     memset(t->stats->host, 0, sizeof(nbl_quant_stats));
     t->o = world_array(t->w, rows * s->v_dim * element_bytes(t->out_dtype));
     t->lse = world_array(t->w, rows * sizeof(float));
     t->state_head = world_array(t->w, t->states * rows * 4u * sizeof(float));
     t->state_o = world_array(t->w, t->states * rows * s->v_dim * sizeof(float));
-    array *sent[] = {t->center_codes, t->center_exponents, t->stats, t->o, t->lse, t->state_head, t->state_o};
+    array *sent[] = {t->center_codes, t->center_exponents, t->center_shifts, t->stats, t->o,
+                     t->lse,          t->state_head,       t->state_o};
     for (uint32_t i = 0; i < COUNT(sent); ++i) {
         world_send(t->w, sent[i]);
     }
@@ -281,9 +283,14 @@ static nbl_tensor tensor_of(const array *a, uint32_t i, uint32_t dtype, uint32_t
 
 static nbl_centers centers_of(const trial *t, uint32_t i)
 {
-    nbl_centers centers = {.codes = (int8_t *)t->center_codes->memory[i],
-                           .exponents = t->center_exponents->memory[i],
-                           .row_count = t->batch};
+    nbl_centers centers = {.row_count = t->batch};
+    if (t->shape.centering & NBL_CENTERING_MEAN) {
+        centers.codes = (int8_t *)t->center_codes->memory[i];
+        centers.exponents = t->center_exponents->memory[i];
+    }
+    if (t->shape.centering & NBL_CENTERING_SHIFT) {
+        centers.shifts = t->center_shifts->memory[i];
+    }
     return centers;
 }
 
@@ -327,6 +334,7 @@ static void do_append(trial *t)
     world_compare(t->w, t->stats, "stats");
     world_compare(t->w, t->center_codes, "center codes");
     world_compare(t->w, t->center_exponents, "center exponents");
+    world_compare(t->w, t->center_shifts, "center shifts");
 }
 
 /* What a row sees, the same for both sides; the arrays are made once. */
@@ -345,7 +353,9 @@ static nbl_attend_args random_mask(trial *t, array *heads[2], array **tree)
         a.window_right = world_below(w, 100);
     }
     a.sm_scale = world_below(w, 3) == 0 ? 0.0f : 0.02f + 0.01f * (float)world_below(w, 40);
-    a.soft_cap = !t->shape.centering && world_below(w, 4) == 0 ? 5.0f + (float)world_below(w, 50) : 0.0f;
+    a.soft_cap = (t->shape.centering & NBL_CENTERING_MEAN) == 0 && world_below(w, 4) == 0
+                     ? 5.0f + (float)world_below(w, 50)
+                     : 0.0f;
     if (world_below(w, 5) == 0) {
         a.range_begin = NBL_CHUNK_TOKENS * world_below(w, 2);
         a.range_end = a.range_begin + NBL_CHUNK_TOKENS * (1u + world_below(w, 2));

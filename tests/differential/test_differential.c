@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/** @file test_differential.c  CUDA against the simulator; and the simulator against itself, which proves the comparison. */
+/** @file test_differential.c  CUDA against the simulator; and the simulator against itself, which proves the
+ *  comparison. */
 #include "differential.h"
 
 #include <criterion/criterion.h>

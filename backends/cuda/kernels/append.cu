@@ -3,8 +3,8 @@
  * @file append.cu
  * @brief append: one pass from the engine's K and V to codes in pages (NUM 3, 4).
  *
- * A block takes up to 32 tokens of one head, K or V; a team of Dp/16 threads holds a vector in registers from the load to the
- * store, so an input byte is read once and a code byte written once.
+ * A block takes up to 32 tokens of one head, K or V; a team of Dp/16 threads holds a vector in registers from the
+ * load to the store, so an input byte is read once and a code byte written once.
  */
 #include "../ops.h"
 #include "../tile/store16.cuh"
@@ -46,24 +46,21 @@ static __device__ place find_place(const append_params &p, uint32_t kind, uint32
     at.target.active = region != NULL;
     if (region != NULL) {
         at.target.token = (uint32_t)(slot % p.pages.page_tokens);
-        at.target.part =
-            block16_part_at(&p.pages, region, (uint32_t)(slot / p.pages.page_tokens), kind, head, dim);
+        at.target.part = block16_part_at(&p.pages, region, (uint32_t)(slot / p.pages.page_tokens), kind, head, dim);
     }
     return at;
 }
 
-/* Subtracts the centre of the token's sequence (NUM 4.2). */
-static __device__ void subtract_center(const append_params &p, const place &at, uint32_t head, float (&x)[BLOCK16])
+/* Centre and shifts of the thread's vector; none for V. */
+static __device__ block16_centering find_centering(const append_params &p, const place &at, uint32_t kind,
+                                                   uint32_t head)
 {
-    uint32_t sequence = sequence_of(p.seq_indptr, p.batch, at.index);
-    int64_t row = center_row(&p.centers, sequence);
-    if (row < 0) {
-        cuda_fault_report(p.status, CUDA_FAULT_CENTER_ROW, sequence, 0,
-                          p.centers.rows != NULL ? p.centers.rows[sequence] : (int64_t)sequence, p.centers.row_count);
-        return;
+    block16_centering none = {NULL, NULL, NULL};
+    if (kind != NBL_KIND_K || !p.centering || !at.target.active) {
+        return none;
     }
-    uint64_t index = (uint64_t)row * p.kv_heads + head;
-    block16_center(x, p.centers.codes + index * p.k_dim, p.centers.exponents[index], p.k_dim, at.target.b, -1.0f);
+    uint32_t sequence = sequence_of(p.seq_indptr, p.batch, at.index);
+    return block16_centering_of(&p.centers, sequence, p.kv_heads, head, p.k_dim, p.status);
 }
 
 /* Loads, sanitizes and transforms the thread's elements; zeros where there is no vector. */
@@ -72,9 +69,11 @@ static __device__ void load(const append_params &p, const place &at, uint32_t ki
 {
     const cuda_tensor *t = kind == NBL_KIND_K ? &p.k : &p.v;
     uint32_t dim = kind == NBL_KIND_K ? p.k_dim : p.v_dim;
+    uint32_t b = at.target.b;
+    block16_centering centering = find_centering(p, at, kind, head);
     if (at.target.active) {
         const uint8_t *row = t->data + (int64_t)at.index * t->stride[0] + (int64_t)head * t->stride[1];
-        block16_read(t, row, 2, dim, at.target.b, x);
+        block16_read(t, row, 2, dim, b, x);
         block16_sanitize(x, counts);
     } else {
 #pragma unroll
@@ -82,9 +81,12 @@ static __device__ void load(const append_params &p, const place &at, uint32_t ki
             x[i] = 0.0f;
         }
     }
-    block16_hadamard(x, at.target.b, kind == NBL_KIND_K ? p.k_hadamard : p.v_hadamard);
-    if (kind == NBL_KIND_K && p.centering && at.target.active) {
-        subtract_center(p, at, head, x);
+    if (centering.shifts != NULL) {
+        block16_shift(x, centering.shifts, dim, b, 1);
+    }
+    block16_hadamard(x, b, kind == NBL_KIND_K ? p.k_hadamard : p.v_hadamard);
+    if (centering.codes != NULL) {
+        block16_center(x, centering.codes, *centering.exponent, dim, b, -1.0f);
     }
 }
 

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file center.cu
- * @brief Centres of K from the tokens of a call (NUM 4.2, COMPUTE).
+ * @brief Centres and channel shifts of K from the tokens of a call (NUM 4.2, 4.5, COMPUTE).
  *
- * A block does one sequence and head. Sixteen teams hold the sixteen partial sums of the clause: team r adds the tokens
- * r, r + 16, r + 32, ... in this order, each thread for its 16 elements in registers.
+ * A block does one sequence and head. Sixteen teams hold the sixteen partial sums of the clauses: team r adds the
+ * tokens r, r + 16, r + 32, ... in this order, each thread for its 16 elements in registers. What follows from a sum
+ * is then computed by all teams alike, so that every thread knows it for its own elements.
  */
 #include "../ops.h"
 #include "../tile/block16.cuh"
@@ -13,23 +14,175 @@
 #define CENTER_TOKENS_MIN 32u
 #define CENTER_TOKENS_MAX 1024u
 #define THREADS_MAX (NBL_PARTIAL_SUMS * BLOCK16_TEAM_MAX)
+#define HALF_EXPONENT_BIAS 128 /* makes the s of NUM 4.5 positive */
 
-/* Adds the team's tokens; all threads of the block go through the same number of steps. */
-static __device__ void add_tokens(const append_params &p, uint32_t first, uint32_t n, uint32_t head, uint32_t r, uint32_t b,
-                                  float (&sums)[BLOCK16])
+/* A block's sequence and head, and a thread's place in it. */
+struct work {
+    uint32_t first; /* token */
+    uint32_t n;     /* tokens that count, at most 1024 */
+    uint32_t head;
+    uint32_t team;
+    uint32_t r; /* which of the sixteen partial sums */
+    uint32_t b; /* block of 16 in the vector */
+    uint32_t *slot;
+    float (*sums)[NBL_DIM_PADDED_MAX];
+};
+
+/* The thread's elements of K of a token, sanitized (NUM 3.1). */
+static __device__ void load(const append_params &p, const work &w, uint32_t token, float (&x)[BLOCK16])
 {
-    for (uint32_t t = 0; t < n; t += NBL_PARTIAL_SUMS) {
+    block16_counts ignored = {0, 0, 0};
+    const uint8_t *row = p.k.data + (int64_t)token * p.k.stride[0] + (int64_t)w.head * p.k.stride[1];
+    block16_read(&p.k, row, 2, p.k_dim, w.b, x);
+    block16_sanitize(x, &ignored);
+}
+
+/* mean[d] = fl(tree(S) * fl(1/n)) of the partial sums that the teams hold (NUM 4.2). */
+static __device__ void mean_of(const work &w, float (&sums)[BLOCK16])
+{
+    float inverse = 1.0f / (float)w.n;
+#pragma unroll
+    for (uint32_t i = 0; i < BLOCK16; ++i) {
+        w.sums[w.r][w.b * BLOCK16 + i] = sums[i];
+    }
+    __syncthreads();
+#pragma unroll
+    for (uint32_t i = 0; i < BLOCK16; ++i) {
+        float s[NBL_PARTIAL_SUMS];
+#pragma unroll
+        for (uint32_t k = 0; k < NBL_PARTIAL_SUMS; ++k) {
+            s[k] = w.sums[k][w.b * BLOCK16 + i];
+        }
+        sums[i] = nbl_sum_tree(s) * inverse;
+    }
+    __syncthreads();
+}
+
+/* Means of the tokens as they are. */
+static __device__ void mean_plain(const append_params &p, const work &w, float (&mean)[BLOCK16])
+{
+    float sums[BLOCK16] = {};
+    for (uint32_t t = w.r; t < w.n; t += NBL_PARTIAL_SUMS) {
         float x[BLOCK16];
-        bool has_token = t + r < n;
-        uint32_t token = first + (has_token ? t + r : 0u);
-        block16_counts ignored = {0, 0, 0};
-        block16_read(&p.k, p.k.data + (int64_t)token * p.k.stride[0] + (int64_t)head * p.k.stride[1], 2, p.k_dim, b, x);
-        block16_sanitize(x, &ignored);
-        block16_hadamard(x, b, p.k_hadamard);
+        load(p, w, w.first + t, x);
+#pragma unroll
+        for (uint32_t i = 0; i < BLOCK16; ++i) {
+            sums[i] += x[i];
+        }
+    }
+    mean_of(w, sums);
+#pragma unroll
+    for (uint32_t i = 0; i < BLOCK16; ++i) {
+        mean[i] = sums[i];
+    }
+}
+
+/* Mean squares of the tokens around `about` (NUM 4.5), in place. */
+static __device__ void mean_squares(const append_params &p, const work &w, float (&about)[BLOCK16])
+{
+    float sums[BLOCK16] = {};
+    for (uint32_t t = w.r; t < w.n; t += NBL_PARTIAL_SUMS) {
+        float x[BLOCK16];
+        load(p, w, w.first + t, x);
+#pragma unroll
+        for (uint32_t i = 0; i < BLOCK16; ++i) {
+            float e = x[i] - about[i];
+            sums[i] = nbl_fma(e, e, sums[i]);
+        }
+    }
+    mean_of(w, sums);
+#pragma unroll
+    for (uint32_t i = 0; i < BLOCK16; ++i) {
+        about[i] = sums[i];
+    }
+}
+
+/* Means of the shifted and rotated tokens (NUM 4.2); all threads go through the same number of steps. */
+static __device__ void mean_transformed(const append_params &p, const work &w, const uint8_t (&shifts)[BLOCK16],
+                                        float (&mean)[BLOCK16])
+{
+    float sums[BLOCK16] = {};
+    for (uint32_t t = 0; t < w.n; t += NBL_PARTIAL_SUMS) {
+        float x[BLOCK16];
+        bool has_token = t + w.r < w.n;
+        load(p, w, w.first + (has_token ? t + w.r : 0u), x);
+#pragma unroll
+        for (uint32_t i = 0; i < BLOCK16; ++i) {
+            x[i] *= nbl_pow2(shifts[i]);
+        }
+        block16_hadamard(x, w.b, p.k_hadamard);
 #pragma unroll
         for (uint32_t i = 0; i < BLOCK16; ++i) {
             sums[i] = has_token ? sums[i] + x[i] : sums[i];
         }
+    }
+    mean_of(w, sums);
+#pragma unroll
+    for (uint32_t i = 0; i < BLOCK16; ++i) {
+        mean[i] = sums[i];
+    }
+}
+
+/* u[d] from the mean squares v[d] (NUM 4.5). */
+static __device__ void shifts_from(const work &w, const float (&v)[BLOCK16], uint8_t (&shifts)[BLOCK16])
+{
+    int32_t most = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < BLOCK16; ++i) {
+        if (v[i] >= 0x1p-126f) {
+            most = max(most, nbl_half_exponent(v[i]) + HALF_EXPONENT_BIAS);
+        }
+    }
+    most = (int32_t)block16_team_max((uint32_t)most, w.team, w.slot, threadIdx.x == 0) - HALF_EXPONENT_BIAS;
+#pragma unroll
+    for (uint32_t i = 0; i < BLOCK16; ++i) {
+        shifts[i] = 0;
+        if (v[i] >= 0x1p-126f) {
+            shifts[i] = (uint8_t)nbl_clamp_i32(most - nbl_half_exponent(v[i]), 0, NBL_SHIFT_MAX);
+        }
+    }
+}
+
+/* Writes the elements that lie below the dimension, by the first team. */
+static __device__ void store(const work &w, uint32_t dim, const uint8_t (&values)[BLOCK16], uint8_t *to)
+{
+    if (w.r == 0) {
+#pragma unroll
+        for (uint32_t i = 0; i < BLOCK16; ++i) {
+            if (w.b * BLOCK16 + i < dim) {
+                to[w.b * BLOCK16 + i] = values[i];
+            }
+        }
+    }
+}
+
+/* Shifts of the sequence: all 0 if it has too few tokens. */
+static __device__ void compute_shifts(const append_params &p, const work &w, uint64_t index, uint8_t (&shifts)[BLOCK16])
+{
+    if (w.n >= CENTER_TOKENS_MIN) {
+        float v[BLOCK16] = {};
+        if (p.centers.codes != NULL) {
+            mean_plain(p, w, v);
+        }
+        mean_squares(p, w, v);
+        shifts_from(w, v, shifts);
+    }
+    store(w, p.k_dim, shifts, p.centers.shifts + index * p.k_dim);
+}
+
+/* Centre of the sequence: all 0 if it has too few tokens. */
+static __device__ void compute_center(const append_params &p, const work &w, uint64_t index,
+                                      const uint8_t (&shifts)[BLOCK16])
+{
+    float mean[BLOCK16] = {};
+    block16_codes q;
+    if (w.n >= CENTER_TOKENS_MIN) {
+        mean_transformed(p, w, shifts, mean);
+    }
+    block16_int8(mean, block16_team_max(block16_amax_bits(mean), w.team, w.slot, threadIdx.x == 0), &q);
+    store(w, p.k_dim, q.code, (uint8_t *)p.centers.codes + index * p.k_dim);
+    if (threadIdx.x == 0) {
+        p.centers.exponents[index] = nbl_e8m0_encode(q.exponent);
     }
 }
 
@@ -37,50 +190,28 @@ static __global__ void __launch_bounds__(THREADS_MAX) center_kernel(const __grid
 {
     __shared__ float sums[NBL_PARTIAL_SUMS][NBL_DIM_PADDED_MAX];
     __shared__ uint32_t slot;
-    uint32_t sequence = blockIdx.x;
-    uint32_t head = blockIdx.y;
-    uint32_t team = nbl_layout_dim_padded(p.k_dim) / BLOCK16;
-    uint32_t r = threadIdx.x / team;
-    uint32_t b = threadIdx.x % team;
-    int32_t first = p.seq_indptr[sequence];
-    int32_t end = p.seq_indptr[sequence + 1];
-    int64_t row = center_row(&p.centers, sequence);
+    int32_t first = p.seq_indptr[blockIdx.x];
+    int32_t end = p.seq_indptr[blockIdx.x + 1u];
+    int64_t row = center_row(&p.centers, blockIdx.x);
     if (first < 0 || end <= first || (uint32_t)end > p.tokens || row < 0) {
         return; /* no tokens, or a fault that append reports */
     }
-    uint32_t n = (uint32_t)(end - first);
-    float x[BLOCK16] = {0};
-    if (n >= CENTER_TOKENS_MIN) {
-        add_tokens(p, (uint32_t)first, min(n, CENTER_TOKENS_MAX), head, r, b, x);
+    uint32_t team = nbl_layout_dim_padded(p.k_dim) / BLOCK16;
+    work w = {(uint32_t)first,
+              min((uint32_t)(end - first), CENTER_TOKENS_MAX),
+              blockIdx.y,
+              team,
+              threadIdx.x / team,
+              threadIdx.x % team,
+              &slot,
+              sums};
+    uint64_t index = (uint64_t)row * p.kv_heads + w.head;
+    uint8_t shifts[BLOCK16] = {};
+    if (p.centers.shifts != NULL) {
+        compute_shifts(p, w, index, shifts);
     }
-#pragma unroll
-    for (uint32_t i = 0; i < BLOCK16; ++i) {
-        sums[r][b * BLOCK16 + i] = x[i];
-    }
-    __syncthreads();
-    float inverse = 1.0f / (float)min(n, CENTER_TOKENS_MAX);
-#pragma unroll
-    for (uint32_t i = 0; i < BLOCK16; ++i) { /* all teams do the same work, so that shuffles stay whole */
-        float s[NBL_PARTIAL_SUMS];
-#pragma unroll
-        for (uint32_t k = 0; k < NBL_PARTIAL_SUMS; ++k) {
-            s[k] = sums[k][b * BLOCK16 + i];
-        }
-        x[i] = n >= CENTER_TOKENS_MIN ? nbl_sum_tree(s) * inverse : 0.0f;
-    }
-    block16_codes q;
-    uint32_t amax = block16_team_max(block16_amax_bits(x), team, &slot, threadIdx.x == 0);
-    block16_int8(x, amax, &q);
-    if (r == 0) {
-        uint64_t index = (uint64_t)row * p.kv_heads + head;
-        for (uint32_t i = 0; i < BLOCK16; ++i) {
-            if (b * BLOCK16 + i < p.k_dim) {
-                p.centers.codes[index * p.k_dim + b * BLOCK16 + i] = (int8_t)q.code[i];
-            }
-        }
-        if (b == 0) {
-            p.centers.exponents[index] = nbl_e8m0_encode(q.exponent);
-        }
+    if (p.centers.codes != NULL) {
+        compute_center(p, w, index, shifts);
     }
 }
 

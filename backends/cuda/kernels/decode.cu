@@ -18,7 +18,7 @@
 #include "attend.h"
 #include "exp2grid.h"
 #include "merge.h"
-#include "ptx.cuh"
+#include "ptx/ptx.cuh"
 
 #define PART_BYTES 2048u
 #define RING 4u
@@ -32,6 +32,8 @@ namespace {
 struct group_source {
     const uint8_t *k;
     const uint8_t *v;
+    const uint8_t *k_scales;
+    const uint8_t *v_scales;
     uint32_t k_format;
     uint32_t v_format;
 };
@@ -41,6 +43,7 @@ template <int KD, int VD> struct warp_memory {
     alignas(128) uint8_t k_scales[2][GROUPS][SCALE_BYTES(KD)];
     alignas(128) uint8_t v_scales[2][GROUPS][SCALE_BYTES(VD)];
     group_source source[2][GROUPS];
+    uint2 q[KD / 32][32]; /* [k-step][lane]: the B operand of Q */
 };
 
 template <int KD, int VD, int RPL> struct shape {
@@ -66,12 +69,14 @@ PTX_FN uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector)
 
 /* ---------------------------------------------------------------------------------------------- loading */
 
-/* Next part to be asked for: tile, kind, group, piece. */
+/* Next part to be asked for. Also where the next tile begins in the page table, so that nothing is divided on the way. */
 struct cursor {
     uint32_t tile;
     uint32_t kind;
     uint32_t group;
     uint32_t piece;
+    uint32_t entry;  /* of the page table */
+    uint32_t offset; /* in that page, in tokens */
 };
 
 template <int DIM> PTX_FN uint32_t pieces_of(uint32_t format)
@@ -86,63 +91,84 @@ PTX_FN uint32_t groups_in(const unit &u, uint32_t tile)
     return left >= CUDA_TILE_TOKENS ? GROUPS : (left + GROUP - 1u) / GROUP;
 }
 
-/* Asks for the scale planes of one kind of a group: 32 bytes per plane. */
-PTX_FN void ask_scales(uint8_t *to, const uint8_t *from, uint32_t planes, uint32_t page_tokens, uint32_t lane)
+/* Pointers of one group; a lane's own work. */
+template <int KD, int VD>
+PTX_FN void find_group(const attend_params &p, const unit &u, uint32_t entry, uint32_t offset, group_source &s)
 {
-    if (lane < 2u * planes) {
-        ptx_cp_async_16(ptx_shared_address(to + lane * 16u), from + (uint64_t)(lane / 2u) * page_tokens + lane % 2u * 16u);
+    const uint32_t page = (uint32_t)u.pages[entry];
+    const cuda_region *r = cuda_region_find(&p.pages, page);
+    const uint8_t *codes = r->codes + (uint64_t)(page - r->first_page) * r->code_page_stride;
+    const uint8_t *scales = r->scales + (uint64_t)(page - r->first_page) * r->scale_page_stride + offset;
+    s.k = codes + u.kv_head * (uint64_t)r->k_code_head_bytes + offset * (r->k_format == NBL_INT8 ? KD : KD / 2u);
+    s.v = codes + r->v_code_offset + u.kv_head * (uint64_t)r->v_code_head_bytes +
+          offset * (r->v_format == NBL_INT8 ? VD : VD / 2u);
+    s.k_scales = scales + u.kv_head * (uint64_t)r->k_scale_head_bytes;
+    s.v_scales = scales + r->v_scale_offset + u.kv_head * (uint64_t)r->v_scale_head_bytes;
+    s.k_format = r->k_format;
+    s.v_format = r->v_format;
+}
+
+/* Asks for scale planes of one kind of a group, 32 bytes each, by 8 lanes. */
+PTX_FN void ask_scales(uint8_t *to, const uint8_t *from, uint32_t planes, uint32_t page_tokens, uint32_t part)
+{
+    for (uint32_t c = part; c < 2u * planes; c += 8u) {
+        ptx_cp_async_16(ptx_shared_address(to + c * 16u), from + (uint64_t)(c / 2u) * page_tokens + c % 2u * 16u);
     }
 }
 
-/* Finds the pages of a tile and asks for its scales. */
+/* Finds the pages of a tile, lane by lane, and asks for its scales, 8 lanes a group. */
 template <int KD, int VD>
-PTX_FN void begin_tile(const attend_params &p, const unit &u, uint32_t tile, warp_memory<KD, VD> &m, uint32_t lane)
+PTX_FN void begin_tile(const attend_params &p, const unit &u, cursor &c, warp_memory<KD, VD> &m, uint32_t lane)
 {
-    uint32_t slot = tile % 2u;
-    uint32_t groups = groups_in(u, tile);
-    for (uint32_t g = 0; g < groups; ++g) {
-        uint32_t position = tile * CUDA_TILE_TOKENS + g * GROUP;
-        uint32_t offset = position % p.pages.page_tokens;
-        uint32_t page = (uint32_t)u.pages[position / p.pages.page_tokens];
-        const cuda_region *r = cuda_region_find(&p.pages, page);
-        const uint8_t *codes = r->codes + (uint64_t)(page - r->first_page) * r->code_page_stride;
-        const uint8_t *scales = r->scales + (uint64_t)(page - r->first_page) * r->scale_page_stride + offset;
-        uint32_t k_bytes = r->k_format == NBL_INT8 ? KD : KD / 2u;
-        uint32_t v_bytes = r->v_format == NBL_INT8 ? VD : VD / 2u;
-        if (lane == g) {
-            m.source[slot][g].k = codes + u.kv_head * (uint64_t)r->k_code_head_bytes + (uint64_t)offset * k_bytes;
-            m.source[slot][g].v = codes + r->v_code_offset + u.kv_head * (uint64_t)r->v_code_head_bytes +
-                                  (uint64_t)offset * v_bytes;
-            m.source[slot][g].k_format = r->k_format;
-            m.source[slot][g].v_format = r->v_format;
+    const uint32_t slot = c.tile % 2u;
+    const uint32_t groups = groups_in(u, c.tile);
+    uint32_t entry = c.entry, offset = c.offset;
+#pragma unroll 1
+    for (uint32_t g = 0; g < GROUPS; ++g) {
+        if (lane == g && g < groups) {
+            find_group<KD, VD>(p, u, entry, offset, m.source[slot][g]);
         }
-        ask_scales(m.k_scales[slot][g], scales + u.kv_head * (uint64_t)r->k_scale_head_bytes,
-                   nbl_layout_scale_planes(r->k_format, KD), p.pages.page_tokens, lane);
-        ask_scales(m.v_scales[slot][g], scales + r->v_scale_offset + u.kv_head * (uint64_t)r->v_scale_head_bytes,
-                   nbl_layout_scale_planes(r->v_format, VD), p.pages.page_tokens, lane);
+        offset += GROUP;
+        if (offset == p.pages.page_tokens) {
+            offset = 0;
+            entry++;
+        }
     }
+    c.entry = entry;
+    c.offset = offset;
     __syncwarp();
+    const uint32_t g = lane / 8u;
+    if (g < groups) {
+        const group_source &s = m.source[slot][g];
+        ask_scales(m.k_scales[slot][g], s.k_scales, nbl_layout_scale_planes(s.k_format, KD), p.pages.page_tokens,
+                   lane % 8u);
+        ask_scales(m.v_scales[slot][g], s.v_scales, nbl_layout_scale_planes(s.v_format, VD), p.pages.page_tokens,
+                   lane % 8u);
+    }
 }
 
 /* K part: up to 16 lines of 128 bytes. Chunks of 16 bytes are swizzled so that the four lanes t, which read different lines
  * at one token, meet different banks. */
-PTX_FN void ask_k(uint8_t *to, const uint8_t *from, uint32_t bytes, uint32_t format, uint32_t lane)
+template <int BYTES> PTX_FN void ask_k(uint8_t *to, const uint8_t *from, bool int8, uint32_t lane)
 {
-    for (uint32_t at = lane; at < bytes / 16u; at += 32u) {
-        uint32_t line = at / 8u;
-        uint32_t turn = 2u * (format == NBL_INT8 ? line / 2u % 4u : line % 4u);
-        ptx_cp_async_16(ptx_shared_address(to + line * 128u + ((at % 8u) ^ turn) * 16u), from + at * 16u);
+#pragma unroll
+    for (uint32_t k = 0; k < BYTES / 512u; ++k) {
+        uint32_t line = lane / 8u + 4u * k;
+        uint32_t turn = 2u * (int8 ? line / 2u % 4u : line % 4u);
+        ptx_cp_async_16(ptx_shared_address(to + line * 128u + ((lane % 8u) ^ turn) * 16u), from + (lane + 32u * k) * 16u);
     }
 }
 
-/* V part: for each of the 8 token quads `row` bytes, rows `stride` apart in memory. */
-PTX_FN void ask_v(uint8_t *to, const uint8_t *from, uint32_t row, uint32_t stride, uint32_t lane)
+/* V part: for each of the 8 token quads ROW bytes, rows `stride` apart in memory. */
+template <int ROW> PTX_FN void ask_v(uint8_t *to, const uint8_t *from, uint32_t stride, uint32_t lane)
 {
-    for (uint32_t at = lane; at < row / 2u; at += 32u) { /* 8 rows of row / 16 chunks */
-        uint32_t quad = at / (row / 16u);
-        uint32_t chunk = at % (row / 16u);
-        ptx_cp_async_16(ptx_shared_address(to + quad * row + ((chunk ^ (2u * (quad % 4u))) * 16u)),
-                        from + (uint64_t)quad * stride + chunk * 16u);
+#pragma unroll
+    for (uint32_t k = 0; k < ROW / 64u; ++k) {
+        uint32_t at = lane + 32u * k;
+        uint32_t quad = at / (ROW / 16u);
+        uint32_t chunk = at % (ROW / 16u);
+        ptx_cp_async_16(ptx_shared_address(to + quad * ROW + ((chunk ^ (2u * (quad % 4u))) * 16u)),
+                        from + quad * stride + chunk * 16u);
     }
 }
 
@@ -151,20 +177,29 @@ template <int KD, int VD>
 PTX_FN void ask_next(const attend_params &p, const unit &u, cursor &c, uint32_t &slot, warp_memory<KD, VD> &m,
                      uint32_t lane)
 {
+    constexpr int k_bytes = KD * 16 < (int)PART_BYTES ? KD * 16 : (int)PART_BYTES; /* 4-bit part */
+    constexpr int v_row = VD * 2 < 256 ? VD * 2 : 256;
     if (c.tile < u.end_tile) {
-        if (c.kind == 0 && c.group == 0 && c.piece == 0) {
-            begin_tile<KD, VD>(p, u, c.tile, m, lane);
+        if ((c.kind | c.group | c.piece) == 0) {
+            begin_tile<KD, VD>(p, u, c, m, lane);
         }
         const group_source &s = m.source[c.tile % 2u][c.group];
         uint32_t pieces;
         if (c.kind == 0) {
-            uint32_t bytes = GROUP * (s.k_format == NBL_INT8 ? KD : KD / 2u);
             pieces = pieces_of<KD>(s.k_format);
-            ask_k(m.ring[slot], s.k + c.piece * PART_BYTES, bytes / pieces, s.k_format, lane);
+            const uint8_t *from = s.k + c.piece * PART_BYTES;
+            if (KD * 16 == k_bytes && s.k_format != NBL_INT8) {
+                ask_k<k_bytes>(m.ring[slot], from, false, lane);
+            } else {
+                ask_k<PART_BYTES>(m.ring[slot], from, s.k_format == NBL_INT8, lane);
+            }
         } else {
-            uint32_t stride = s.v_format == NBL_INT8 ? VD * 4u : VD * 2u;
             pieces = pieces_of<VD>(s.v_format);
-            ask_v(m.ring[slot], s.v + c.piece * (stride / pieces), stride / pieces, stride, lane);
+            if (s.v_format == NBL_INT8) {
+                ask_v<256>(m.ring[slot], s.v + c.piece * 256u, VD * 4u, lane);
+            } else {
+                ask_v<v_row>(m.ring[slot], s.v + c.piece * 256u, VD * 2u, lane);
+            }
         }
         if (++c.piece == pieces) {
             c.piece = 0;
@@ -274,15 +309,16 @@ PTX_FN void k_step_mxfp4(const uint8_t *part, const uint8_t *scales, uint32_t st
 /* All k-steps of one part for the two 16-token tiles of its group. */
 template <int KD>
 PTX_FN void k_part(const uint8_t *part, const uint8_t *scales, uint32_t format, uint32_t piece,
-                   const uint32_t (&q)[KD / 32][2], uint32_t g, uint32_t t, int32_t (&s)[2][4])
+                   const uint2 *queries, uint32_t g, uint32_t t, int32_t (&s)[2][4])
 {
     constexpr int per_part4 = KD / 32 < 4 ? KD / 32 : 4;
     if (format == NBL_INT8) {
 #pragma unroll
         for (int step = 0; step < KD / 32; ++step) {
             if ((uint32_t)step / 2u == piece) {
-                k_step_int8(part, step % 2, 0, q[step], g, t, s[0]);
-                k_step_int8(part, step % 2, 1, q[step], g, t, s[1]);
+                const uint32_t q[2] = {queries[32 * step].x, queries[32 * step].y};
+                k_step_int8(part, step % 2, 0, q, g, t, s[0]);
+                k_step_int8(part, step % 2, 1, q, g, t, s[1]);
             }
         }
         return;
@@ -298,12 +334,13 @@ PTX_FN void k_part(const uint8_t *part, const uint8_t *scales, uint32_t format, 
         if ((uint32_t)(step / per_part4) != piece) {
             continue;
         }
+        const uint32_t q[2] = {queries[32 * step].x, queries[32 * step].y};
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             if (format == NBL_INT4P) {
-                k_step_int4p<KD>(part, scales, step % per_part4, step, half, q[step], g, t, s[half]);
+                k_step_int4p<KD>(part, scales, step % per_part4, step, half, q, g, t, s[half]);
             } else {
-                k_step_mxfp4<KD>(part, scales, step % per_part4, step, half, q[step], least[half], g, t, s[half]);
+                k_step_mxfp4<KD>(part, scales, step % per_part4, step, half, q, least[half], g, t, s[half]);
             }
         }
     }
@@ -505,19 +542,25 @@ PTX_FN float column_tree(float even, float odd)
     return v + __shfl_xor_sync(0xffffffffu, v, 8);
 }
 
-/* Token of the lane's value n (0..15) in a tile. */
-PTX_FN int32_t token_of(int n, uint32_t g)
+/* ev of token n, from bytes of exponents packed four to a word: 2^23 + byte is a float of known bits. */
+PTX_FN float exponent_of(const uint32_t (&packed)[4], int n)
 {
-    return 16 * (n / 2) + 2 * (int32_t)g + n % 2;
+    return nbl_float_of(prmt(packed[n / 4], 0x4b000000u, 0x7440u + n % 4)) - (8388608.0f + NBL_E8M0_BIAS);
 }
 
-/* B of NUM 5.4 from the visible logits; -inf stays if there are none. */
-PTX_FN float largest_logit(const float (&x)[16], const float (&ev)[16], float scale, uint32_t visible)
+/* 2^-ev of token n. */
+PTX_FN float weight_of(const uint32_t (&packed)[4], int n)
+{
+    return nbl_float_of((254u << 23) - (prmt(packed[n / 4], 0, 0x4440u + n % 4) << 23));
+}
+
+/* Largest z of a column's visible tokens, -inf if there are none. */
+PTX_FN float largest_logit(const float (&x)[16], const uint32_t (&ev)[4], float scale, uint32_t visible)
 {
     float most = -INFINITY;
 #pragma unroll
     for (int n = 0; n < 16; ++n) {
-        float z = nbl_fma(x[n], scale, ev[n]);
+        float z = nbl_fma(x[n], scale, exponent_of(ev, n));
         most = visible >> n & 1u ? fmaxf(most, z) : most;
     }
     return column_max(most);
@@ -528,55 +571,68 @@ PTX_FN float base_from(float logit)
     return nbl_clamp_f32(nbl_ceil(logit), -NBL_LOGIT_MAX, NBL_LOGIT_MAX);
 }
 
-PTX_FN float grid_logits(const float (&x)[16], const float (&ev)[16], float scale, float base, float limit,
-                         uint32_t visible, float (&out)[16])
+/* t of every token, -inf where it is not visible; the largest of the column is returned. */
+PTX_FN float grid_logits(const float (&x)[16], const uint32_t (&ev)[4], float scale, float base, uint32_t visible,
+                         float (&out)[16])
 {
     float most = -INFINITY;
 #pragma unroll
     for (int n = 0; n < 16; ++n) {
-        out[n] = fminf(nbl_fma(x[n], scale, (ev[n] - base) + NBL_GRID), limit);
-        most = visible >> n & 1u ? fmaxf(most, out[n]) : most;
+        out[n] = nbl_fma(x[n], scale, (exponent_of(ev, n) - base) + NBL_GRID);
+    }
+    if (!__all_sync(0xffffffffu, visible == 0xffffu)) {
+#pragma unroll
+        for (int n = 0; n < 16; ++n) {
+            out[n] = visible >> n & 1u ? out[n] : -INFINITY;
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < 16; ++n) {
+        most = fmaxf(most, out[n]);
     }
     return column_max(most);
 }
 
-/* Softmax of one column of the tile (NUM 5.4). Returns b, 0 if the tile adds nothing; rescale is the factor for O. */
-PTX_FN float column_softmax(const float (&x)[16], const float (&ev)[16], float scale, uint32_t visible, float &base,
+/* Softmax of one column of the tile (NUM 5.4). Returns b, 0 if the tile adds nothing; rescale is the factor for O. The warp
+ * stays together: what only some columns need is done by all and kept by those. ex2.approx.ftz gives 0 below 2^-126. */
+PTX_FN float column_softmax(const float (&x)[16], const uint32_t (&ev)[4], float scale, uint32_t visible, float &base,
                             float &sum, bool &has_base, float &rescale, uint32_t (&weights)[16])
 {
     float t[16];
     rescale = 1.0f;
-    /* Lanes of a column agree on all that follows. A column without a visible token keeps -inf and adds nothing. */
-    float logit = has_base ? 0.0f : largest_logit(x, ev, scale, visible);
-    if (!has_base && logit > -INFINITY) {
-        base = base_from(logit);
+    if (__any_sync(0xffffffffu, !has_base)) {
+        float logit = largest_logit(x, ev, scale, visible);
+        base = !has_base && logit > -INFINITY ? base_from(logit) : base;
     }
-    float most = grid_logits(x, ev, scale, base, INFINITY, visible, t);
+    float most = grid_logits(x, ev, scale, base, visible, t);
     if (__any_sync(0xffffffffu, most > NBL_GRID + NBL_REBASE)) {
         float moved = fmaxf(base, base_from(largest_logit(x, ev, scale, visible)));
         bool moves = most > NBL_GRID + NBL_REBASE;
         moved = moves ? moved : base;
         rescale = nbl_pow2f(base - moved);
         base = moved;
-        float limit = moves ? NBL_GRID + NBL_REBASE : INFINITY;
-        most = grid_logits(x, ev, scale, base, limit, visible, t);
+        most = grid_logits(x, ev, scale, base, visible, t);
+        if (moves) {
+#pragma unroll
+            for (int n = 0; n < 16; ++n) {
+                t[n] = fminf(t[n], NBL_GRID + NBL_REBASE);
+            }
+            most = fminf(most, NBL_GRID + NBL_REBASE);
+        }
     }
     has_base = has_base || most > -INFINITY;
     sum *= rescale;
-    bool counts = most - NBL_GRID >= NBL_WEIGHT_MIN;
     float even = 0.0f, odd = 0.0f;
 #pragma unroll
-    for (int n = 0; n < 16; ++n) {
-        float u = t[n] - most;
-        float e = ptx_ex2(u);
-        e = counts && u >= NBL_WEIGHT_MIN && (visible >> n & 1u) ? e : 0.0f;
-        weights[n] = nbl_bits_of(nbl_fma(e, NBL_P_SCALE, NBL_MAGIC));
-        float w = nbl_float_of((uint32_t)(127 - (int32_t)ev[n]) << 23); /* 2^-ev */
-        float &partial = n % 2 == 0 ? even : odd;
-        partial = nbl_fma(nbl_grid_q(e), w, partial);
+    for (int n = 0; n < 16; n += 2) {
+        float e0 = ptx_ex2(t[n] - most), e1 = ptx_ex2(t[n + 1] - most);
+        weights[n] = nbl_bits_of(nbl_fma(e0, NBL_P_SCALE, NBL_MAGIC));
+        weights[n + 1] = nbl_bits_of(nbl_fma(e1, NBL_P_SCALE, NBL_MAGIC));
+        even = nbl_fma(nbl_grid_q(e0), weight_of(ev, n), even);
+        odd = nbl_fma(nbl_grid_q(e1), weight_of(ev, n + 1), odd);
     }
     float l = column_tree(even, odd);
-    if (!counts) {
+    if (!(most - NBL_GRID >= NBL_WEIGHT_MIN)) {
         return 0.0f;
     }
     float b = nbl_grid_base(most - NBL_GRID);
@@ -584,16 +640,19 @@ PTX_FN float column_softmax(const float (&x)[16], const float (&ev)[16], float s
     return b;
 }
 
+/* How many of the lane's tokens n lie before `end`, counted from the lane's first one: token n is 16 * (n / 2) + n % 2. */
+PTX_FN uint32_t tokens_before(int32_t end)
+{
+    int32_t count = 2 * (end >> 4) + min(end & 15, 2);
+    return (uint32_t)max(0, min(count, 16));
+}
+
 /* Bit n: the lane's token n is visible in [first, end). */
 PTX_FN uint32_t visible_bits(int32_t first, int32_t end, int32_t start, uint32_t g)
 {
-    uint32_t bits = 0;
-#pragma unroll
-    for (int n = 0; n < 16; ++n) {
-        int32_t position = start + token_of(n, g);
-        bits |= (uint32_t)(position >= first && position < end) << n;
-    }
-    return bits;
+    int32_t origin = start + 2 * (int32_t)g;
+    uint32_t hidden = (1u << tokens_before(first - origin)) - 1u;
+    return ((1u << tokens_before(end - origin)) - 1u) & ~hidden;
 }
 
 /* ---------------------------------------------------------------------------------------------- rows and states */
@@ -651,17 +710,16 @@ template <int RPL> PTX_FN lane_rows<RPL> load_rows(const attend_params &p, const
 }
 
 /* Q as the B operand: column g, codes 8(4s + t)..+7 of k-step s. */
-template <int KD, int RPL>
-PTX_FN void load_queries(const attend_params &p, const unit &u, uint32_t g, uint32_t t, uint32_t (&q)[KD / 32][2])
+template <int KD, int VD, int RPL>
+PTX_FN void load_queries(const attend_params &p, const unit &u, warp_memory<KD, VD> &m, uint32_t lane)
 {
-    uint32_t r = RPL == 1 ? g / 2u : g;
-    bool used = r < u.rows && (RPL == 2 || g % 2u == 0);
+    const uint32_t g = lane / 4u, t = lane % 4u;
+    const uint32_t r = RPL == 1 ? g / 2u : g;
+    const bool used = r < u.rows && (RPL == 2 || g % 2u == 0);
     const int8_t *codes = p.codes + (used ? row_index(p, u, r) : 0) * p.k_dim_padded + 8u * t;
 #pragma unroll
     for (int s = 0; s < KD / 32; ++s) {
-        uint2 w = used ? *reinterpret_cast<const uint2 *>(codes + 32 * s) : make_uint2(0, 0);
-        q[s][0] = w.x;
-        q[s][1] = w.y;
+        m.q[s][lane] = used ? *reinterpret_cast<const uint2 *>(codes + 32 * s) : make_uint2(0, 0);
     }
 }
 
@@ -722,164 +780,223 @@ PTX_FN bool load_unit(const attend_params &p, uint32_t index, unit &u)
     return true;
 }
 
-/* x = float(I) * 2^ek and ev of the lane's 16 tokens; slots that hold no token get harmless values. */
-template <int KD, int VD>
-PTX_FN void tile_exponents(const warp_memory<KD, VD> &m, uint32_t slot, uint32_t group, uint32_t half, uint32_t g,
-                           float (&unit_k)[2], float (&ev)[2])
+/* What a lane holds of a tile between its phases. The loops over groups are not unrolled (the code would not fit the
+ * instruction cache); a group's values enter at the end and push the others on. */
+template <int RPL> struct tile_values {
+    float x[RPL][16];   /* float(I) * 2^ek of the lane's tokens */
+    uint32_t ev[4];     /* bytes of V's exponents, four tokens a word */
+    uint32_t packed[8]; /* P of two tokens: column 2t in the low half, 2t + 1 in the high one */
+};
+
+/* Takes the four tokens of a group in: sums of K parts, scales. */
+template <int KD, int VD, int RPL>
+PTX_FN void push_group(const warp_memory<KD, VD> &m, uint32_t side, uint32_t group, const int32_t (&s)[2][4],
+                       const lane_rows<RPL> &rows, uint32_t g, tile_values<RPL> &v)
 {
-    uint32_t e[2];
-    const group_source &s = m.source[slot][group];
-    exponent_pair<KD>(m.k_scales[slot][group], s.k_format, 16u * half + 2u * g, e);
-    unit_k[0] = nbl_float_of(e[0] << 23);
-    unit_k[1] = nbl_float_of(e[1] << 23);
-    exponent_pair<VD>(m.v_scales[slot][group], s.v_format, 16u * half + 2u * g, e);
-    ev[0] = (float)((int32_t)e[0] - NBL_E8M0_BIAS);
-    ev[1] = (float)((int32_t)e[1] - NBL_E8M0_BIAS);
+    const group_source &source = m.source[side][group];
+    const bool biased = source.k_format != NBL_MXFP4;
+    uint32_t ev[2][2];
+#pragma unroll
+    for (int n = 0; n < 12; ++n) {
+#pragma unroll
+        for (int i = 0; i < RPL; ++i) {
+            v.x[i][n] = v.x[i][n + 4];
+        }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        uint32_t ek[2];
+        exponent_pair<KD>(m.k_scales[side][group], source.k_format, 16u * half + 2u * g, ek);
+        exponent_pair<VD>(m.v_scales[side][group], source.v_format, 16u * half + 2u * g, ev[half]);
+#pragma unroll
+        for (int i = 0; i < RPL; ++i) {
+            int32_t bias = biased ? rows.bias[i] : 0;
+            v.x[i][12 + 2 * half] = (float)(s[half][i] + bias) * nbl_float_of(ek[0] << 23);
+            v.x[i][13 + 2 * half] = (float)(s[half][2 + i] + bias) * nbl_float_of(ek[1] << 23);
+        }
+    }
+    v.ev[0] = v.ev[1];
+    v.ev[1] = v.ev[2];
+    v.ev[2] = v.ev[3];
+    v.ev[3] = ev[0][0] | ev[0][1] << 8 | ev[1][0] << 16 | ev[1][1] << 24;
 }
+
+/* Slots past the last token hold anything: gives them harmless values. */
+template <int RPL> PTX_FN void clear_unused(int32_t used, uint32_t g, tile_values<RPL> &v)
+{
+    const uint32_t count = tokens_before(used - 2 * (int32_t)g);
+#pragma unroll
+    for (int n = 0; n < 16; ++n) {
+        if ((uint32_t)n >= count) {
+            v.ev[n / 4] = prmt(v.ev[n / 4], NBL_E8M0_BIAS, 0x3210u ^ ((n % 4 ^ 4) << (4 * (n % 4))));
+#pragma unroll
+            for (int i = 0; i < RPL; ++i) {
+                v.x[i][n] = 0.0f;
+            }
+        }
+    }
+}
+
+/* The walk of a warp over its unit. */
+template <int KD, int VD, int RPL> struct walker {
+    const attend_params &p;
+    warp_memory<KD, VD> &m;
+    const unit &u;
+    uint32_t lane, g, t;
+    cursor next;
+    uint32_t ask_slot, slot;
+    lane_rows<RPL> rows;
+    tile_values<RPL> v;
+    float o[VD / 16][2][RPL];
+
+    /* Waits for the oldest part and asks for one more. */
+    __device__ __forceinline__ const uint8_t *take_part()
+    {
+        ptx_cp_async_wait<RING - 2>();
+        __syncwarp();
+        ask_next<KD, VD>(p, u, next, ask_slot, m, lane);
+        const uint8_t *part = m.ring[slot];
+        slot = slot + 1u == RING ? 0u : slot + 1u;
+        return part;
+    }
+
+    __device__ __forceinline__ void k_phase(uint32_t tile, uint32_t groups)
+    {
+        const uint32_t side = tile % 2u;
+#pragma unroll 1
+        for (uint32_t group = 0; group < GROUPS; ++group) {
+            int32_t s[2][4] = {};
+            uint32_t pieces = group < groups ? 1u : 0u;
+#pragma unroll 1
+            for (uint32_t piece = 0; piece < pieces; ++piece) {
+                const uint8_t *part = take_part();
+                const uint32_t format = m.source[side][group].k_format;
+                pieces = pieces_of<KD>(format);
+                k_part<KD>(part, m.k_scales[side][group], format, piece, &m.q[0][lane], g, t, s);
+            }
+            push_group<KD, VD, RPL>(m, side, min(group, groups - 1u), s, rows, g, v);
+        }
+    }
+
+    __device__ __forceinline__ void softmax_phase(int32_t start, float (&b)[RPL])
+    {
+        if (start + (int32_t)CUDA_TILE_TOKENS > (int32_t)u.kv_len) {
+            clear_unused<RPL>((int32_t)u.kv_len - start, g, v);
+        }
+#pragma unroll
+        for (int i = 0; i < RPL; ++i) {
+            uint32_t weights[16];
+            float rescale;
+            bool has_base = rows.has_base >> i & 1u;
+            b[i] = column_softmax(v.x[i], v.ev, rows.scale[i], visible_bits(rows.first[i], rows.end[i], start, g),
+                                  rows.base[i], rows.sum[i], has_base, rescale, weights);
+            rows.has_base |= (uint32_t)has_base << i;
+            if (__any_sync(0xffffffffu, rescale != 1.0f)) {
+#pragma unroll
+                for (int n = 0; n < VD / 16; ++n) {
+                    o[n][0][i] *= rescale;
+                    o[n][1][i] *= rescale;
+                }
+            }
+#pragma unroll
+            for (int n = 0; n < 8; ++n) {
+                uint32_t pair = prmt(weights[2 * n], weights[2 * n + 1], 0x4040u);
+                v.packed[n] = i == 0 ? pair : prmt(v.packed[n], pair, 0x5410u);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void v_phase(uint32_t tile, uint32_t groups, int32_t (&acc)[RPL][VD / 16][4])
+    {
+        const uint32_t side = tile % 2u;
+#pragma unroll 1
+        for (uint32_t group = 0; group < groups; ++group) {
+            const uint32_t weights[2] = {ptx_movmatrix_trans(v.packed[0]), ptx_movmatrix_trans(v.packed[1])};
+            const uint32_t format = m.source[side][group].v_format;
+            const uint8_t *scales = m.v_scales[side][group];
+#pragma unroll
+            for (int n = 0; n < 6; ++n) {
+                v.packed[n] = v.packed[n + 2];
+            }
+#pragma unroll 1
+            for (uint32_t piece = 0; piece < pieces_of<VD>(format); ++piece) {
+                const uint8_t *part = take_part();
+                if (format == NBL_INT4P) {
+                    v_part_int4p<VD, RPL>(part, scales, piece, weights, g, t, acc);
+                } else if (format == NBL_INT8) {
+                    v_part_int8<VD, RPL>(part, piece, weights, g, t, acc);
+                } else {
+                    v_part_mxfp4<VD, RPL>(part, scales, piece, weights, g, t, acc);
+                }
+            }
+        }
+    }
+
+    __device__ __forceinline__ void add_tile(const float (&b)[RPL], const int32_t (&acc)[RPL][VD / 16][4])
+    {
+#pragma unroll
+        for (int n = 0; n < VD / 16; ++n) {
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+#pragma unroll
+                for (int i = 0; i < RPL; ++i) {
+                    int32_t low = RPL == 1 ? acc[0][n][2 * e] : acc[0][n][2 * e + i];
+                    int32_t high = RPL == 1 ? acc[0][n][2 * e + 1] : acc[RPL - 1][n][2 * e + i];
+                    float sum = (float)((low + 256 * high) >> 8);
+                    o[n][e][i] = b[i] != 0.0f ? nbl_fma(sum, b[i], o[n][e][i]) : o[n][e][i];
+                }
+            }
+        }
+    }
+
+    __device__ __forceinline__ void run()
+    {
+        for (uint32_t i = 0; i + 1u < RING; ++i) {
+            ask_next<KD, VD>(p, u, next, ask_slot, m, lane);
+        }
+#pragma unroll 1
+        for (uint32_t tile = u.first_tile; tile < u.end_tile; ++tile) {
+            const uint32_t groups = groups_in(u, tile);
+            float b[RPL];
+            int32_t acc[RPL][VD / 16][4] = {};
+            k_phase(tile, groups);
+            softmax_phase((int32_t)(tile * CUDA_TILE_TOKENS), b);
+            v_phase(tile, groups, acc);
+            add_tile(b, acc);
+        }
+        write_states<VD, RPL>(p, u, rows, o, g, t);
+        ptx_cp_async_wait<0>();
+        __syncwarp();
+    }
+};
 
 template <int KD, int VD, int RPL>
 __global__ void __launch_bounds__(shape<KD, VD, RPL>::warps * 32, 1) decode_kernel(const __grid_constant__ attend_params p)
 {
     extern __shared__ __align__(128) uint8_t memory[];
     warp_memory<KD, VD> &m = reinterpret_cast<warp_memory<KD, VD> *>(memory)[threadIdx.x / 32u];
-    const uint32_t lane = threadIdx.x % 32u, g = lane / 4u, t = lane % 4u;
+    const uint32_t lane = threadIdx.x % 32u;
     const uint32_t units = p.batch * p.kv_heads * p.chunks;
     for (uint32_t index = threadIdx.x / 32u * gridDim.x + blockIdx.x; index < units;
          index += shape<KD, VD, RPL>::warps * gridDim.x) {
         unit u;
-        if (!load_unit(p, index, u)) {
-            continue;
-        }
-        uint32_t q[KD / 32][2];
-        load_queries<KD, RPL>(p, u, g, t, q);
-        lane_rows<RPL> rows = load_rows<RPL>(p, u, t);
-        float o[VD / 16][2][RPL] = {};
-        cursor next = {u.first_tile, 0, 0, 0};
-        uint32_t ask_slot = 0, slot = 0;
-        for (uint32_t i = 0; i + 1u < RING; ++i) {
-            ask_next<KD, VD>(p, u, next, ask_slot, m, lane);
-        }
-        for (uint32_t tile = u.first_tile; tile < u.end_tile; ++tile) {
-            const uint32_t side = tile % 2u;
-            const uint32_t groups = groups_in(u, tile);
-            float x[RPL][16], ev[16];
-#pragma unroll
-            for (uint32_t group = 0; group < GROUPS; ++group) {
-                int32_t s[2][4] = {};
-                if (group < groups) {
-                    uint32_t format = 0;
-                    uint32_t pieces = 1;
-                    for (uint32_t piece = 0; piece < pieces; ++piece) {
-                        ptx_cp_async_wait<RING - 2>();
-                        __syncwarp();
-                        format = m.source[side][group].k_format;
-                        pieces = pieces_of<KD>(format);
-                        ask_next<KD, VD>(p, u, next, ask_slot, m, lane);
-                        k_part<KD>(m.ring[slot], m.k_scales[side][group], format, piece, q, g, t, s);
-                        slot = slot + 1u == RING ? 0u : slot + 1u;
-                    }
-                    const bool biased = format != NBL_MXFP4;
-#pragma unroll
-                    for (int half = 0; half < 2; ++half) {
-                        float unit_k[2], e[2];
-                        tile_exponents<KD, VD>(m, side, group, half, g, unit_k, e);
-                        const int n = 4 * group + 2 * half;
-                        ev[n] = e[0];
-                        ev[n + 1] = e[1];
-#pragma unroll
-                        for (int i = 0; i < RPL; ++i) {
-                            int32_t bias = biased ? rows.bias[i] : 0;
-                            x[i][n] = (float)(s[half][i] + bias) * unit_k[0];
-                            x[i][n + 1] = (float)(s[half][2 + i] + bias) * unit_k[1];
-                        }
-                    }
-                } else {
-#pragma unroll
-                    for (int n = 0; n < 4; ++n) {
-                        ev[4 * group + n] = 0.0f;
-#pragma unroll
-                        for (int i = 0; i < RPL; ++i) {
-                            x[i][4 * group + n] = 0.0f;
-                        }
-                    }
-                }
-            }
-            const int32_t start = (int32_t)(tile * CUDA_TILE_TOKENS);
-            float b[RPL];
-            uint32_t packed[8]; /* weights of tokens 2g, 2g + 1: column 2t in the low half, 2t + 1 in the high one */
-            const bool whole = start + (int32_t)CUDA_TILE_TOKENS <= (int32_t)u.kv_len;
-#pragma unroll
-            for (int n = 0; n < 16; ++n) { /* exponents of slots without a token may be anything */
-                bool real = whole || start + token_of(n, g) < (int32_t)u.kv_len;
-                ev[n] = real ? ev[n] : 0.0f;
-#pragma unroll
-                for (int i = 0; i < RPL; ++i) {
-                    x[i][n] = real ? x[i][n] : 0.0f;
-                }
-            }
-#pragma unroll
-            for (int i = 0; i < RPL; ++i) {
-                uint32_t visible = visible_bits(rows.first[i], rows.end[i], start, g);
-                uint32_t weights[16];
-                float rescale;
-                bool has_base = rows.has_base >> i & 1u;
-                b[i] = column_softmax(x[i], ev, rows.scale[i], visible, rows.base[i], rows.sum[i], has_base, rescale,
-                                      weights);
-                rows.has_base |= (uint32_t)has_base << i;
-                if (__any_sync(0xffffffffu, rescale != 1.0f)) {
-#pragma unroll
-                    for (int n = 0; n < VD / 16; ++n) {
-                        o[n][0][i] *= rescale;
-                        o[n][1][i] *= rescale;
-                    }
-                }
-#pragma unroll
-                for (int n = 0; n < 8; ++n) {
-                    uint32_t pair = prmt(weights[2 * n], weights[2 * n + 1], 0x4040u);
-                    packed[n] = i == 0 ? pair : prmt(packed[n], pair, 0x5410u);
-                }
-            }
-            int32_t acc[RPL][VD / 16][4] = {};
-#pragma unroll
-            for (uint32_t group = 0; group < GROUPS; ++group) {
-                uint32_t weights[2] = {ptx_movmatrix_trans(packed[2 * group]), ptx_movmatrix_trans(packed[2 * group + 1])};
-                if (group >= groups) {
-                    continue;
-                }
-                uint32_t pieces = pieces_of<VD>(m.source[side][group].v_format);
-                for (uint32_t piece = 0; piece < pieces; ++piece) {
-                    ptx_cp_async_wait<RING - 2>();
-                    __syncwarp();
-                    const uint32_t format = m.source[side][group].v_format;
-                    ask_next<KD, VD>(p, u, next, ask_slot, m, lane);
-                    const uint8_t *part = m.ring[slot], *scales = m.v_scales[side][group];
-                    if (format == NBL_INT4P) {
-                        v_part_int4p<VD, RPL>(part, scales, piece, weights, g, t, acc);
-                    } else if (format == NBL_INT8) {
-                        v_part_int8<VD, RPL>(part, piece, weights, g, t, acc);
-                    } else {
-                        v_part_mxfp4<VD, RPL>(part, scales, piece, weights, g, t, acc);
-                    }
-                    slot = slot + 1u == RING ? 0u : slot + 1u;
-                }
-            }
+        if (load_unit(p, index, u)) {
+            const uint32_t first = u.first_tile * CUDA_TILE_TOKENS;
+            walker<KD, VD, RPL> w = {p, m, u, lane, lane / 4u, lane % 4u};
+            w.next = {u.first_tile, 0, 0, 0, first / p.pages.page_tokens, first % p.pages.page_tokens};
+            w.ask_slot = w.slot = 0;
+            load_queries<KD, VD, RPL>(p, u, m, lane);
+            w.rows = load_rows<RPL>(p, u, w.t);
+            w.v = {};
 #pragma unroll
             for (int n = 0; n < VD / 16; ++n) {
 #pragma unroll
-                for (int e = 0; e < 2; ++e) {
-#pragma unroll
-                    for (int i = 0; i < RPL; ++i) {
-                        int32_t low = RPL == 1 ? acc[0][n][2 * e] : acc[0][n][2 * e + i];
-                        int32_t high = RPL == 1 ? acc[0][n][2 * e + 1] : acc[RPL - 1][n][2 * e + i];
-                        float sum = (float)((low + 256 * high) >> 8);
-                        o[n][e][i] = b[i] != 0.0f ? nbl_fma(sum, b[i], o[n][e][i]) : o[n][e][i];
-                    }
+                for (int i = 0; i < RPL; ++i) {
+                    w.o[n][0][i] = w.o[n][1][i] = 0.0f;
                 }
             }
+            w.run();
         }
-        write_states<VD, RPL>(p, u, rows, o, g, t);
-        ptx_cp_async_wait<0>();
-        __syncwarp();
     }
 }
 

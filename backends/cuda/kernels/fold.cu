@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file fold.cu
- * @brief Second half of a split attend: chunk states, in order, to O, LSE and state tensors (NUM 5.6, 5.7). A block per row.
+ * @brief Second half of a split attend: chunk states, in order, to O, LSE and state tensors (NUM 5.6, 5.7). A block
+ * per row.
  */
 #include "../attend.h"
 #include "../ptx/ptx.cuh"
@@ -12,8 +13,8 @@
 
 /* Merges the live chunks of a row and hands each to the state tensors if they are wanted. */
 template <uint32_t V>
-static __device__ void merge_chunks(const attend_params &p, uint32_t row, uint32_t token, uint32_t q_head, uint32_t live,
-                                    nbl_state_head *total, float (&o)[V])
+static __device__ void merge_chunks(const attend_params &p, uint32_t row, uint32_t token, uint32_t q_head,
+                                    uint32_t live, nbl_state_head *total, float (&o)[V])
 {
     const float *states = p.states + (uint64_t)row * p.chunks * p.state_floats;
     for (uint32_t first = 0; first < live; first += LOADS) {

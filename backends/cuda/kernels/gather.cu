@@ -8,23 +8,21 @@
 
 #define THREADS 256u
 
-/* Adds the centre of the token's sequence back. */
-static __device__ void add_center(const gather_params &p, uint32_t token, uint32_t head, uint32_t b, float (&x)[BLOCK16])
+/* Centre and shifts that have to be taken back; none for V. */
+static __device__ block16_centering find_centering(const gather_params &p, uint32_t token, uint32_t kind, uint32_t head,
+                                                   bool good)
 {
-    uint32_t sequence = sequence_of(p.seq_indptr, p.batch, token);
-    int64_t row = center_row(&p.centers, sequence);
-    if (row < 0) {
-        cuda_fault_report(p.status, CUDA_FAULT_CENTER_ROW, sequence, 0,
-                          p.centers.rows != NULL ? p.centers.rows[sequence] : (int64_t)sequence, p.centers.row_count);
-        return;
+    block16_centering none = {NULL, NULL, NULL};
+    if (kind != NBL_KIND_K || p.seq_indptr == NULL || !good || p.slots[token] < 0) {
+        return none;
     }
-    uint64_t index = (uint64_t)row * p.kv_heads + head;
-    block16_center(x, p.centers.codes + index * p.k_dim, p.centers.exponents[index], p.k_dim, b, 1.0f);
+    uint32_t sequence = sequence_of(p.seq_indptr, p.batch, token);
+    return block16_centering_of(&p.centers, sequence, p.kv_heads, head, p.k_dim, p.status);
 }
 
 /* The thread's elements of a stored vector, transforms left in; zeros for slot -1. False if the slot is bad. */
-static __device__ bool decode(const gather_params &p, uint32_t token, uint32_t kind, uint32_t head, uint32_t b, uint32_t dim,
-                              float (&x)[BLOCK16])
+static __device__ bool decode(const gather_params &p, uint32_t token, uint32_t kind, uint32_t head, uint32_t b,
+                              uint32_t dim, float (&x)[BLOCK16])
 {
     int64_t slot = p.slots[token];
     if (slot == -1) {
@@ -35,8 +33,7 @@ static __device__ bool decode(const gather_params &p, uint32_t token, uint32_t k
         cuda_fault_report(p.status, CUDA_FAULT_SLOT, token, 0, slot, 0);
         return false;
     }
-    block16_part part =
-        block16_part_at(&p.pages, region, (uint32_t)(slot / p.pages.page_tokens), kind, head, dim);
+    block16_part part = block16_part_at(&p.pages, region, (uint32_t)(slot / p.pages.page_tokens), kind, head, dim);
     int8_t codes[BLOCK16];
     float unit = nbl_pow2(block16_load(&part, (uint32_t)(slot % p.pages.page_tokens), b, codes));
 #pragma unroll
@@ -66,10 +63,14 @@ static __global__ void __launch_bounds__(THREADS) gather_kernel(const __grid_con
     bool active = threadIdx.x / team < vectors && token < p.tokens;
     float x[BLOCK16] = {0};
     bool good = active && decode(p, token, kind, head, b, dim, x);
-    if (good && kind == NBL_KIND_K && p.seq_indptr != NULL && p.slots[token] >= 0) {
-        add_center(p, token, head, b, x);
+    block16_centering centering = find_centering(p, token, kind, head, good);
+    if (centering.codes != NULL) {
+        block16_center(x, centering.codes, *centering.exponent, dim, b, 1.0f);
     }
     block16_hadamard_undo(x, b, hadamard);
+    if (centering.shifts != NULL) {
+        block16_shift(x, centering.shifts, dim, b, -1);
+    }
     if (good) {
         uint8_t *row = out->data + (int64_t)token * out->stride[0] + (int64_t)head * out->stride[1];
 #pragma unroll

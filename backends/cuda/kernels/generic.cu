@@ -3,8 +3,9 @@
  * @file generic.cu
  * @brief attend for every valid call (NUM 5): all dimensions, formats token by token, page sizes, masks.
  *
- * A work item is a sequence, a kv head, up to R query rows, and one chunk (split) or all of them. A block of 128 threads does
- * one: thread t is token t of the tile while K is decoded and multiplied, element t, t + 128, ... of O while V is.
+ * A work item is a sequence, a kv head, up to R query rows, and one chunk (split) or all of them. A block of 128
+ * threads does one: thread t is token t of the tile while K is decoded and multiplied, element t, t + 128, ... of O
+ * while V is.
  * K and V of a tile share one buffer of canonical int8 codes in shared memory:
  *
  *     K  [Dk/4][128 tokens] words of 4 elements      V  [32][Dv] words of 4 tokens
@@ -46,9 +47,9 @@ template <uint32_t R> struct alignas(16) fixed_memory {
     float x[R][CUDA_TILE_TOKENS];
     uint32_t p[R][CUDA_TILE_TOKENS / 4u]; /* P, four tokens to a word */
     row_state row[R];
-    float unit[CUDA_TILE_TOKENS];     /* 2^ek */
-    float exponent[CUDA_TILE_TOKENS]; /* ev */
-    float weight[CUDA_TILE_TOKENS];   /* 2^-ev */
+    float unit[CUDA_TILE_TOKENS];             /* 2^ek */
+    float exponent[CUDA_TILE_TOKENS];         /* ev */
+    float weight[CUDA_TILE_TOKENS];           /* 2^-ev */
     const uint8_t *v_codes[CUDA_TILE_TOKENS]; /* code byte of element 0, NULL past the length */
     uint32_t v_stride[CUDA_TILE_TOKENS];      /* bytes from column to column */
     uint32_t v_format[CUDA_TILE_TOKENS];
@@ -182,7 +183,8 @@ static __device__ int32_t vector_exponent(const block16_part &part, const uint8_
 }
 
 /* What the codes of a block of 16 are multiplied with; 2^(e_b - e_min) for mxfp4. */
-static __device__ uint32_t block_multiplier(const block16_part &part, const uint8_t *scales, uint32_t b, int32_t exponent)
+static __device__ uint32_t block_multiplier(const block16_part &part, const uint8_t *scales, uint32_t b,
+                                            int32_t exponent)
 {
     if (part.format == NBL_INT8) {
         return 1;
@@ -367,8 +369,8 @@ template <uint32_t R> static __device__ void load_v(const attend_params &p, cons
 
 /* ------------------------------------------------------------------------------------------------ softmax */
 
-/* Four tokens of a row as a lane of its warp sees them: lane l has tokens l%16 + 16*(4*(l/16) + i), so that a partial sum of
- * NUM 5.4 lies in lanes r and r + 16. */
+/* Four tokens of a row as a lane of its warp sees them: lane l has tokens l%16 + 16*(4*(l/16) + i), so that a partial
+ * sum of NUM 5.4 lies in lanes r and r + 16. */
 struct lane_tokens {
     float x[4];
     float a[4];
@@ -477,7 +479,8 @@ static __device__ float view_tokens(const attend_params &p, const memory<R> &m, 
 
 /* NUM 5.4 for one row of the tile, by one warp. */
 template <uint32_t R>
-static __device__ void softmax(const attend_params &p, const memory<R> &m, const item &it, uint32_t index, int32_t start)
+static __device__ void softmax(const attend_params &p, const memory<R> &m, const item &it, uint32_t index,
+                               int32_t start)
 {
     row_state *r = &m.fixed->row[index];
     lane_tokens v;
@@ -558,7 +561,8 @@ static __device__ void multiply_v(const attend_params &p, const memory<R> &m, ui
 }
 
 template <uint32_t V, uint32_t R>
-static __device__ void do_tile(const attend_params &p, const memory<R> &m, const item &it, int32_t start, float (&o)[R][V])
+static __device__ void do_tile(const attend_params &p, const memory<R> &m, const item &it, int32_t start,
+                               float (&o)[R][V])
 {
     uint32_t position = (uint32_t)start + threadIdx.x;
     bool has_token = position < (uint32_t)it.kv_len;
@@ -613,7 +617,8 @@ static __device__ void store_state(const attend_params &p, uint32_t row, uint32_
 
 /* All tiles of the n-th chunk of the range, for all rows of the item. */
 template <uint32_t V, uint32_t R>
-static __device__ void do_chunk(const attend_params &p, const memory<R> &m, const item &it, uint32_t n, float (&o)[R][V])
+static __device__ void do_chunk(const attend_params &p, const memory<R> &m, const item &it, uint32_t n,
+                                float (&o)[R][V])
 {
     if (threadIdx.x < it.rows) {
         m.fixed->row[threadIdx.x].has_base = false;
@@ -700,7 +705,8 @@ template <uint32_t R> static __host__ __device__ size_t memory_bytes(const atten
 }
 
 template <uint32_t V, uint32_t R>
-static __global__ void __launch_bounds__(THREADS, 1) generic_kernel(const __grid_constant__ attend_params p, uint32_t blocks)
+static __global__ void __launch_bounds__(THREADS, 1)
+    generic_kernel(const __grid_constant__ attend_params p, uint32_t blocks)
 {
     extern __shared__ uint4 dynamic[];
     memory<R> m;

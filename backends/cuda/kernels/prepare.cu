@@ -3,8 +3,8 @@
  * @file prepare.cu
  * @brief First step of attend: checks every sequence, brings query rows to canonical form (NUM 5.1).
  *
- * The first blocks check a sequence each, the others take query rows, a team of Dp/16 threads per row. Neither waits for the
- * other: later steps skip the rows of sequences found bad.
+ * The first blocks check a sequence each, the others take query rows, a team of Dp/16 threads per row. Neither waits
+ * for the other: later steps skip the rows of sequences found bad.
  */
 #include "../attend.h"
 #include "../ptx/ptx.cuh"
@@ -128,16 +128,14 @@ static __device__ int32_t quantize(const attend_params &p, const float (&x)[BLOC
 }
 
 /* The thread's part of sum_d cq[d] * mu[d] (NUM 5.7); 0 without a centre. */
-static __device__ int32_t center_dot(const attend_params &p, int64_t row, uint32_t kv_head, uint32_t b,
-                                     const int32_t (&codes)[BLOCK16])
+static __device__ int32_t center_dot(const int8_t *center, uint32_t dim, uint32_t b, const int32_t (&codes)[BLOCK16])
 {
     int32_t dot = 0;
-    if (row >= 0) {
-        const int8_t *center = p.centers.codes + ((uint64_t)row * p.kv_heads + kv_head) * p.k_dim;
+    if (center != NULL) {
 #pragma unroll
         for (uint32_t i = 0; i < BLOCK16; ++i) {
             uint32_t d = b * BLOCK16 + i;
-            dot += d < p.k_dim ? codes[i] * center[d] : 0;
+            dot += d < dim ? codes[i] * center[d] : 0;
         }
     }
     return dot;
@@ -166,7 +164,7 @@ static __device__ int32_t sum_of(const int32_t (&codes)[BLOCK16])
 
 /* Loads and transforms the thread's elements of a row; zeros where there is none. */
 static __device__ void load(const attend_params &p, uint32_t token, uint32_t head, bool active, uint32_t b,
-                            float (&x)[BLOCK16])
+                            const block16_centering &centering, float (&x)[BLOCK16])
 {
 #pragma unroll
     for (uint32_t i = 0; i < BLOCK16; ++i) {
@@ -176,6 +174,9 @@ static __device__ void load(const attend_params &p, uint32_t token, uint32_t hea
         block16_counts ignored = {0, 0, 0};
         block16_read(&p.q, p.q.data + (int64_t)token * p.q.stride[0] + (int64_t)head * p.q.stride[1], 2, p.k_dim, b, x);
         block16_sanitize(x, &ignored);
+    }
+    if (centering.shifts != NULL) {
+        block16_shift(x, centering.shifts, p.k_dim, b, -1);
     }
     block16_hadamard(x, b, p.k_hadamard);
 }
@@ -202,13 +203,16 @@ static __device__ void prepare_rows(const attend_params &p, uint32_t block, uint
     uint32_t head = active ? (uint32_t)(row % p.q_heads) : 0u;
     uint32_t sequence = find_sequence(p, token);
     uint32_t kv_head = head / p.group_rows;
-    int64_t center = p.centering ? center_row(&p.centers, sequence) : -1;
+    block16_centering centering = {NULL, NULL, NULL};
+    if (p.centering) {
+        centering = block16_centering_of(&p.centers, sequence, p.kv_heads, kv_head, p.k_dim, p.status);
+    }
     float x[BLOCK16];
     int32_t codes[BLOCK16];
-    load(p, token, head, active, b, x);
+    load(p, token, head, active, b, centering, x);
     int32_t exponent = quantize(p, x, team, b, &slots[vector], codes);
     int32_t sum = block16_team_sum(sum_of(codes), team, &slots[vector], b == 0);
-    int32_t dot = block16_team_sum(center_dot(p, center, kv_head, b, codes), team, &slots[vector], b == 0);
+    int32_t dot = block16_team_sum(center_dot(centering.codes, p.k_dim, b, codes), team, &slots[vector], b == 0);
     if (!active) {
         return;
     }
@@ -219,15 +223,14 @@ static __device__ void prepare_rows(const attend_params &p, uint32_t block, uint
         query.offset = 0.0f;
         query.bias = -128 * sum;
         query.sequence = (int32_t)sequence;
-        if (center >= 0) {
-            uint8_t unit = p.centers.exponents[(uint64_t)center * p.kv_heads + kv_head];
-            query.offset = (float)dot * nbl_pow2(nbl_e8m0_decode_slot(unit)) * query.scale;
+        if (centering.codes != NULL) {
+            query.offset = (float)dot * nbl_pow2(nbl_e8m0_decode_slot(*centering.exponent)) * query.scale;
         }
         p.queries[row] = query;
     }
 }
 
-static __global__ void __launch_bounds__(THREADS) prepare_kernel(const __grid_constant__ attend_params p)
+static __global__ void __launch_bounds__(THREADS, 2) prepare_kernel(const __grid_constant__ attend_params p)
 {
     __shared__ uint32_t slots[VECTORS_MAX];
     ptx_grid_release();

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file transcode.cu
- * @brief transcode: stored vectors into the formats of the destination's region (NUM 3.7). A block per pair, layer, head and
- * kind; a team of Dp/16 threads per vector.
+ * @brief transcode: stored vectors into the formats of the destination's region (NUM 3.7). A block per pair, layer,
+ * head and kind; a team of Dp/16 threads per vector.
  */
 #include "../ops.h"
 #include "../tile/page_pair.cuh"
@@ -12,9 +12,9 @@
 #define VECTORS_MAX 144u
 
 /* Part of one page of a pair in the block's layer. */
-static __device__ block16_part part_of(const cuda_pages *pages, uint32_t region_index, const uint64_t *code_layer_stride,
-                                       const uint64_t *scale_layer_stride, uint32_t page, uint32_t kind, uint32_t head,
-                                       uint32_t dim)
+static __device__ block16_part part_of(const cuda_pages *pages, uint32_t region_index,
+                                       const uint64_t *code_layer_stride, const uint64_t *scale_layer_stride,
+                                       uint32_t page, uint32_t kind, uint32_t head, uint32_t dim)
 {
     block16_part part = block16_part_at(pages, &pages->regions[region_index], page, kind, head, dim);
     part.codes += blockIdx.y * code_layer_stride[region_index];

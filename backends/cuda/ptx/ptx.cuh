@@ -11,7 +11,8 @@
 
 #define PTX_FN static __device__ __forceinline__
 
-/* ------------------------------------------------------------------------------------------------ integer dot products */
+/* ------------------------------------------------------------------------------------------------ integer dot
+ * products */
 
 /** c + sum of four products u8 * s8. PTX ISA, Integer Arithmetic, dp4a */
 PTX_FN int32_t ptx_dp4a_us(uint32_t a_unsigned, int32_t b_signed, int32_t c)
@@ -32,12 +33,13 @@ PTX_FN int32_t ptx_dp4a_ss(int32_t a, int32_t b, int32_t c)
 /* ------------------------------------------------------------------------------------------------ matrix products */
 
 /* d = a * b + d for A 16x32 (row), B 32x8 (col), bytes, D 16x8 s32. PTX ISA, Warp Level Matrix, mma.m16n8k32 */
-#define PTX_MMA_M16N8K32(name, types)                                                                              \
-    PTX_FN void name(int32_t (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])                                 \
-    {                                                                                                                 \
-        asm("mma.sync.aligned.m16n8k32.row.col.s32." types ".s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
-            : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])                                                           \
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));                                      \
+#define PTX_MMA_M16N8K32(name, types)                                              \
+    PTX_FN void name(int32_t(&d)[4], const uint32_t(&a)[4], const uint32_t(&b)[2]) \
+    {                                                                              \
+        asm("mma.sync.aligned.m16n8k32.row.col.s32." types                         \
+            ".s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"           \
+            : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])                       \
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));   \
     }
 PTX_MMA_M16N8K32(ptx_mma_m16n8k32_ss, "s8.s8")
 PTX_MMA_M16N8K32(ptx_mma_m16n8k32_us, "u8.s8")
@@ -87,7 +89,8 @@ PTX_FN float ptx_ex2(float x)
     return d;
 }
 
-/* ------------------------------------------------------------------------------------------------ asynchronous copies */
+/* ------------------------------------------------------------------------------------------------ asynchronous
+ * copies */
 
 /** Copies 16 bytes from global to shared memory, past L1. PTX ISA, Data Movement, cp.async */
 PTX_FN void ptx_cp_async_16(uint32_t shared, const void *global)
@@ -119,10 +122,11 @@ template <int N> PTX_FN void ptx_cp_async_wait(void)
  *  PTX ISA, Data Movement, cp.async.bulk */
 PTX_FN void ptx_bulk_copy(uint32_t shared, const void *global, uint32_t bytes, uint32_t barrier, uint64_t policy)
 {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
-                     "r"(shared),
-                 "l"(global), "r"(bytes), "r"(barrier), "l"(policy)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+            "r"(shared),
+        "l"(global), "r"(bytes), "r"(barrier), "l"(policy)
+        : "memory");
 }
 
 /** Cache policy for data that is read once. PTX ISA, Data Movement, createpolicy */
@@ -153,7 +157,8 @@ PTX_FN void ptx_fence_mbarrier_init(void)
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-/** Orders ordinary accesses of shared memory before those of the copy engine and wgmma. PTX ISA, Parallel Synchronization, fence.proxy */
+/** Orders ordinary accesses of shared memory before those of the copy engine and wgmma. PTX ISA, Parallel
+ *  Synchronization, fence.proxy */
 PTX_FN void ptx_fence_proxy_async(void)
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -191,7 +196,8 @@ PTX_FN void ptx_mbarrier_wait(uint32_t barrier, uint32_t parity)
 
 #endif
 
-/** Waits for the kernels this one depends on and sees their writes. Nothing before sm_90. PTX ISA, Parallel Synchronization, griddepcontrol */
+/** Waits for the kernels this one depends on and sees their writes. Nothing before sm_90. PTX ISA, Parallel
+ *  Synchronization, griddepcontrol */
 PTX_FN void ptx_grid_wait(void)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file block16.cuh
- * @brief A vector held by a team of threads, 16 consecutive elements each: loading, transforms, quantizers, page access.
+ * @brief A vector held by a team of threads, 16 consecutive elements each: loading, transforms, quantizers, page
+ * access.
  *
  * A team has Dp/16 threads, side by side in the block; a block holds as many teams as it likes. The butterflies of a
  * Hadamard block never leave an aligned group of 16 lanes: n divides D, so n/16 divides the size of the team.
@@ -77,8 +78,8 @@ CUDA_DEVICE uint32_t sequence_of(const int32_t *indptr, uint32_t batch, uint32_t
 }
 
 /** Checks one entry of an indptr against the one before it and the ends. which: 0 q_indptr, 1 seq_indptr. */
-CUDA_DEVICE bool check_indptr_entry(const int32_t *indptr, uint32_t index, uint32_t batch, uint32_t total, uint32_t which,
-                                    cuda_status *status)
+CUDA_DEVICE bool check_indptr_entry(const int32_t *indptr, uint32_t index, uint32_t batch, uint32_t total,
+                                    uint32_t which, cuda_status *status)
 {
     if (index == 0 && indptr[0] != 0) {
         cuda_fault_report(status, CUDA_FAULT_INDPTR_FIRST, 0, which, indptr[0], 0);
@@ -96,7 +97,8 @@ CUDA_DEVICE bool check_indptr_entry(const int32_t *indptr, uint32_t index, uint3
 }
 
 /** Checks a whole indptr by one block. */
-CUDA_DEVICE void check_indptr(const int32_t *indptr, uint32_t batch, uint32_t total, uint32_t which, cuda_status *status)
+CUDA_DEVICE void check_indptr(const int32_t *indptr, uint32_t batch, uint32_t total, uint32_t which,
+                              cuda_status *status)
 {
     for (uint32_t i = threadIdx.x; i <= batch; i += blockDim.x) {
         check_indptr_entry(indptr, i, batch, total, which, status);
@@ -235,6 +237,47 @@ CUDA_DEVICE void block16_center(float (&x)[BLOCK16], const int8_t *codes, uint8_
     }
 }
 
+/** x * 2^(sign * u), sign 1 or -1 (NUM 4.5, 4.4); shifts are those of the whole vector, of dim elements. */
+CUDA_DEVICE void block16_shift(float (&x)[BLOCK16], const uint8_t *shifts, uint32_t dim, uint32_t b, int32_t sign)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < BLOCK16; ++i) {
+        uint32_t d = b * BLOCK16 + i;
+        if (d < dim) {
+            x[i] *= nbl_pow2(sign * (int32_t)(shifts[d] & NBL_SHIFT_MAX));
+        }
+    }
+}
+
+/** Centre and shifts of one sequence and kv head; NULL where there are none. */
+struct block16_centering {
+    const int8_t *codes;
+    const uint8_t *exponent;
+    const uint8_t *shifts;
+};
+
+/** Finds them; all NULL without centring, or if the sequence's row is outside, which is reported. */
+CUDA_DEVICE block16_centering block16_centering_of(const cuda_centers *centers, uint32_t sequence, uint32_t kv_heads,
+                                                   uint32_t head, uint32_t k_dim, cuda_status *status)
+{
+    block16_centering out = {NULL, NULL, NULL};
+    int64_t row = center_row(centers, sequence);
+    if (row < 0) {
+        cuda_fault_report(status, CUDA_FAULT_CENTER_ROW, sequence, 0,
+                          centers->rows != NULL ? centers->rows[sequence] : (int64_t)sequence, centers->row_count);
+        return out;
+    }
+    uint64_t index = (uint64_t)row * kv_heads + head;
+    if (centers->codes != NULL) {
+        out.codes = centers->codes + index * k_dim;
+        out.exponent = centers->exponents + index;
+    }
+    if (centers->shifts != NULL) {
+        out.shifts = centers->shifts + index * k_dim;
+    }
+    return out;
+}
+
 /* ------------------------------------------------------------------------------------------------ quantizers */
 
 /** Largest magnitude as bits, which order like the floats. */
@@ -251,7 +294,7 @@ CUDA_DEVICE uint32_t block16_amax_bits(const float (&x)[BLOCK16])
 /** A quantized block: codes as the page holds them. */
 struct block16_codes {
     uint8_t code[BLOCK16];
-    int32_t exponent; /**< E of int8 and int4p, e_b of mxfp4 */
+    int32_t exponent;    /**< E of int8 and int4p, e_b of mxfp4 */
     uint32_t multiplier; /**< m_b of int4p, else 1 */
     uint32_t saturated;
 };
@@ -259,8 +302,7 @@ struct block16_codes {
 /** int8 (NUM 3.2) given the amax of the vector. */
 CUDA_DEVICE void block16_int8(const float (&x)[BLOCK16], uint32_t vector_amax_bits, block16_codes *out)
 {
-    out->exponent =
-        nbl_exponent_for(nbl_float_of(vector_amax_bits), (float)NBL_INT8_CODE_MAX, NBL_E_MIN, NBL_E_MAX);
+    out->exponent = nbl_exponent_for(nbl_float_of(vector_amax_bits), (float)NBL_INT8_CODE_MAX, NBL_E_MIN, NBL_E_MAX);
     out->multiplier = 1;
     out->saturated = 0;
     float inverse = nbl_pow2(-out->exponent);
@@ -328,8 +370,8 @@ CUDA_DEVICE int32_t block16_mse_exponent(const float (&x)[BLOCK16], int32_t e0, 
     return best;
 }
 
-/** Exponent of an mxfp4 block by the rule, before the spread rule (NUM 3.4). wide: blocks of 32, lanes 2i and 2i+1. All lanes
- *  of the warp call it. */
+/** Exponent of an mxfp4 block by the rule, before the spread rule (NUM 3.4). wide: blocks of 32, lanes 2i and 2i+1.
+ *  All lanes of the warp call it. */
 CUDA_DEVICE int32_t block16_mxfp4_exponent(const float (&x)[BLOCK16], uint32_t rule, bool wide, uint32_t b)
 {
     uint32_t bits = block16_amax_bits(x);
@@ -437,10 +479,10 @@ CUDA_DEVICE int32_t block16_load(const block16_part *part, uint32_t token, uint3
     return exponent;
 }
 
-/** Writes the codes of a block into its slot and no byte of another token. Lanes 2i and 2i+1 hold neighbouring blocks; all
- *  lanes call it, and those with `active` false write nothing. */
-CUDA_DEVICE void block16_store_codes(const block16_part *part, uint32_t token, uint32_t b, const uint8_t (&code)[BLOCK16],
-                                     bool active)
+/** Writes the codes of a block into its slot and no byte of another token. Lanes 2i and 2i+1 hold neighbouring
+ *  blocks; all lanes call it, and those with `active` false write nothing. */
+CUDA_DEVICE void block16_store_codes(const block16_part *part, uint32_t token, uint32_t b,
+                                     const uint8_t (&code)[BLOCK16], bool active)
 {
     uint32_t first = b * BLOCK16;
     uint32_t words[4]; /* the codes, four to a word */
@@ -483,7 +525,8 @@ CUDA_DEVICE void block16_store_codes(const block16_part *part, uint32_t token, u
     bool is_second = (b & 1u) != 0;
 #pragma unroll
     for (uint32_t i = 0; i < 8u; ++i) {
-        uint32_t word = is_second ? (other[2u + i / 4u] | words[2u + i / 4u] << 4) : (words[i / 4u] | other[i / 4u] << 4);
+        uint32_t word =
+            is_second ? (other[2u + i / 4u] | words[2u + i / 4u] << 4) : (words[i / 4u] | other[i / 4u] << 4);
         at[(is_second ? i + 8u : i) * stride] = (uint8_t)(word >> (8u * (i % 4u)));
     }
 }

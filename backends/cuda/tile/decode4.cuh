@@ -6,8 +6,8 @@
 #ifndef CUDA_DECODE4_H
 #define CUDA_DECODE4_H
 
-#include "block.h"
 #include "../status.h"
+#include "block.h"
 
 #define DECODE4_E2M1_LOW 0x03020100u  /**< twice the magnitudes of E2M1 codes 0..3 */
 #define DECODE4_E2M1_HIGH 0x0c080604u /**< of 4..7 */

@@ -89,9 +89,9 @@ CUDA_DEVICE finish_target finish_target_of(const attend_params *p, uint32_t toke
     to.o = p->o.data != NULL ? p->o.data + (int64_t)token * p->o.stride[0] + (int64_t)head * p->o.stride[1] : NULL;
     to.o_stride = p->o.stride[2];
     to.o_dtype = p->o.dtype;
-    to.lse = p->lse.data != NULL ? (float *)(void *)(p->lse.data + (int64_t)token * p->lse.stride[0] +
-                                                     (int64_t)head * p->lse.stride[1])
-                                 : NULL;
+    to.lse = p->lse.data != NULL
+                 ? (float *)(void *)(p->lse.data + (int64_t)token * p->lse.stride[0] + (int64_t)head * p->lse.stride[1])
+                 : NULL;
     to.sink = p->sinks != NULL ? p->sinks + head : NULL;
     to.dim = p->v_dim;
     to.v_hadamard = p->v_hadamard;
@@ -108,10 +108,13 @@ CUDA_DEVICE void finish_state(const attend_params *p, uint32_t n, uint32_t token
     const cuda_tensor *os = &p->state_o;
     uint8_t *head_at = heads->data + (int64_t)n * heads->stride[0] + (int64_t)token * heads->stride[1] +
                        (int64_t)q_head * heads->stride[2];
-    uint8_t *o_at = os->data + (int64_t)n * os->stride[0] + (int64_t)token * os->stride[1] +
-                    (int64_t)q_head * os->stride[2];
+    uint8_t *o_at =
+        os->data + (int64_t)n * os->stride[0] + (int64_t)token * os->stride[1] + (int64_t)q_head * os->stride[2];
     if (threadIdx.x < CUDA_STATE_HEAD_FLOATS) {
-        float value = threadIdx.x == 0 ? head.base : threadIdx.x == 1 ? head.sum : threadIdx.x == 2 ? head.offset : 0.0f;
+        float value = threadIdx.x == 0   ? head.base
+                      : threadIdx.x == 1 ? head.sum
+                      : threadIdx.x == 2 ? head.offset
+                                         : 0.0f;
         *(float *)(void *)(head_at + (int64_t)threadIdx.x * heads->stride[3]) = value;
     }
 #pragma unroll

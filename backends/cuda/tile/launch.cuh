@@ -8,8 +8,8 @@
 
 #include "../attend.h"
 
-/** Launches a kernel that follows another one of the same call. From sm_90 on it may start before that one has ended: it
- *  must call ptx_grid_wait before it reads what the call wrote, and before it writes. */
+/** Launches a kernel that follows another one of the same call. From sm_90 on it may start before that one has ended:
+ *  it must call ptx_grid_wait before it reads what the call wrote, and before it writes. */
 template <typename... Rest>
 static inline cudaError_t launch_after(void (*kernel)(attend_params, Rest...), dim3 grid, uint32_t threads,
                                        size_t shared_bytes, cudaStream_t stream, const attend_params *p, Rest... rest)
