@@ -5,9 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* CU_STREAM_PER_THREAD of the CUDA driver API: a stream every process has. */
-static const uintptr_t cuda_stream_per_thread = 2;
-
 int nbl_session_api(const nbl_api_v1 **out_api, nbl_fault *fault)
 {
     nbl_error err = NBL_INIT(nbl_error);
@@ -98,7 +95,7 @@ static int open_device(nbl_session *session, const nbl_session_options *options,
         return nbl_fault_from_api(fault, NBL_EXIT_BACKEND, NULL, &err);
     session->stream = (nbl_stream){.kind = session->caps.stream_kind, .device = (int32_t)options->ordinal};
     if (session->caps.stream_kind == NBL_STREAM_CUDA)
-        session->stream.handle = (void *)cuda_stream_per_thread;
+        session->stream.handle = NBL_STREAM_CUDA_PER_THREAD;
     return NBL_EXIT_OK;
 }
 

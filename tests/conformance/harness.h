@@ -76,6 +76,9 @@ void lab_close(lab *l);
 void lab_finish(lab *l);
 /** Fails the test unless status is wanted; what names the call. */
 void lab_expect(nbl_status status, nbl_status wanted, const char *what, const nbl_error *err);
+/** Expects a refusal from a call or, if the call returned NBL_OK because only the device can see the fault, from check;
+ * true if it came from the call, whose outputs must then be untouched. */
+bool lab_expect_refused(lab *l, nbl_status status, nbl_status wanted, const char *what);
 /** Fails the test unless an operation's status, or check after it, is NBL_E_RANGE. True if the operation itself said
  *  so: then its outputs must be as they were. */
 bool lab_expect_range(lab *l, nbl_status status, const char *what);

@@ -76,13 +76,18 @@ void lab_expect(nbl_status status, nbl_status wanted, const char *what, const nb
               err != NULL ? err->message : "");
 }
 
-bool lab_expect_range(lab *l, nbl_status status, const char *what)
+bool lab_expect_refused(lab *l, nbl_status status, nbl_status wanted, const char *what)
 {
     if (status == NBL_OK)
-        lab_expect(l->api->check(l->device, l->stream, NULL), NBL_E_RANGE, what, NULL);
+        lab_expect(l->api->check(l->device, l->stream, NULL), wanted, what, NULL);
     else
-        lab_expect(status, NBL_E_RANGE, what, NULL);
+        lab_expect(status, wanted, what, NULL);
     return status != NBL_OK;
+}
+
+bool lab_expect_range(lab *l, nbl_status status, const char *what)
+{
+    return lab_expect_refused(l, status, NBL_E_RANGE, what);
 }
 
 static void load(lab *l)
@@ -99,6 +104,8 @@ static void read_stream(lab *l)
     nbl_error err = NBL_INIT(nbl_error);
     lab_expect(l->api->caps(l->device, &caps, &err), NBL_OK, "caps", &err);
     l->stream.kind = caps.stream_kind;
+    if (caps.stream_kind == NBL_STREAM_CUDA)
+        l->stream.handle = NBL_STREAM_CUDA_PER_THREAD;
 }
 
 void lab_open(lab *l)

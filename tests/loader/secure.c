@@ -58,13 +58,24 @@ static void expect_output(const char *directory, const char *expected)
 
 #define IGNORED(variable) variable " ignored: process runs with raised privileges\n"
 
+/* The build tree may lie under a directory that everyone can write, such as /tmp; this one belongs to root all the way.
+ */
 Test(secure, variables_are_ignored_and_reported)
 {
+    char place[] = "/run/nibble-test-XXXXXX", command[2048];
+    if (geteuid() != 0)
+        cr_skip_test("only root can make a program setuid to somebody else");
+    cr_assert_not_null(mkdtemp(place), "mkdtemp %s", place);
+    (void)snprintf(command, sizeof command, "chmod 0755 '%s' && cp '" PLUGINS "/good/libnibble-backend-mock.so.1' '%s'",
+                   place, place);
+    run(command);
     cr_assert_eq(setenv("NIBBLE_BACKEND", "/tmp/libnibble-backend-evil.so.1", 1), 0, "setenv");
     cr_assert_eq(setenv("NIBBLE_BACKEND_DIR", "/tmp", 1), 0, "setenv");
     cr_assert_eq(setenv("NIBBLE_LOG", "loud", 1), 0, "setenv");
-    expect_output(PLUGINS "/good", "NBL_OK\n" IGNORED("NIBBLE_BACKEND") IGNORED("NIBBLE_BACKEND_DIR")
-                                       IGNORED("NIBBLE_LOG") "chosen by nbl_load_options.backend\n");
+    expect_output(place, "NBL_OK\n" IGNORED("NIBBLE_BACKEND") IGNORED("NIBBLE_BACKEND_DIR")
+                             IGNORED("NIBBLE_LOG") "chosen by nbl_load_options.backend\n");
+    (void)snprintf(command, sizeof command, "rm -rf '%s'", place);
+    run(command);
 }
 
 /* The mock in a folder of its own, under one that belongs to root. */

@@ -183,7 +183,7 @@ typedef struct nbl_api_request {
  * append, attend, gather, copy_pages, transcode, merge and memory_copy are put on args->stream and run in its order.
  * With NBL_STREAM_HOST they have finished when the call returns; with NBL_STREAM_CUDA the arrays they name must stay
  * valid and unchanged until the stream has passed them, they may be captured into a graph, and an error of execution
- * appears at the caller's own synchronisation or at check. No slot creates, stores or synchronises a stream. Arrays in
+ * appears at the caller's own synchronisation or at check. No slot creates or stores a stream, none but check waits for it. Arrays in
  * a call are memory that the device can read; the argument structs themselves are read before the call returns.
  */
 typedef struct nbl_api_v1 {
@@ -366,8 +366,9 @@ typedef struct nbl_api_v1 {
     nbl_status (*memory_copy)(nbl_device *device, void *dst, const void *src, uint64_t bytes, uint32_t kind,
                               nbl_stream stream, nbl_error *err);
 
-    /** Reports the first error of execution on a device since it was opened, such as an index out of range in data that
-     *  only the device could read; does not wait for the stream.
+    /** Reports the first error of execution on a device since the last check, such as an index out of range in data
+     * that only the device could read. Waits for the stream (not while it is being captured) and clears what it
+     * reports.
      *
      * @retval NBL_OK        none so far
      * @retval NBL_E_RANGE   a slot, page id or length pointed outside its array

@@ -129,7 +129,8 @@ typedef struct nbl_backend_v1 {
     nbl_status (*memory_copy)(nbl_device *device, void *dst, const void *src, uint64_t bytes, uint32_t kind,
                               nbl_stream stream, nbl_error *err);
 
-    /** Reports the sticky error of execution; waits for nothing. REQUIRED.
+    /** Reports and clears the first error of execution since the last check; waits for the stream unless it is being
+     *  captured. REQUIRED.
      * @since backend ABI 1.0
      */
     nbl_status (*check)(nbl_device *device, nbl_stream stream, nbl_error *err);

@@ -246,6 +246,11 @@ enum nbl_stream_kind {
     NBL_STREAM_KIND_MAX_ENUM = 0x7fffffff
 };
 
+/** Handles of CUDA's own two default streams. A NULL handle is refused: which of the two it means depends on how a
+ * program was compiled. */
+#define NBL_STREAM_CUDA_LEGACY ((void *)1)
+#define NBL_STREAM_CUDA_PER_THREAD ((void *)2)
+
 /** Where a call is ordered; never stored, created or synchronised by nibble. */
 typedef struct nbl_stream {
     uint32_t kind; /**< enum nbl_stream_kind */

@@ -3,17 +3,18 @@
  * @file decode.cu
  * @brief attend for few query rows over a long cache: one warp per (sequence, kv head, chunk), at the memory's speed.
  *
- * Every warp is on its own: it walks the eight tiles of its chunk, keeps a ring of 2 KB parts in shared memory filled by
- * cp.async, and meets no other warp. Budget on an H200: 4.4 TB/s leave an SM 7.4 cycles, 29 issue slots, per token and kv head
- * at 138 bytes (int4p, D = 128).
+ * Every warp is on its own: it walks the eight tiles of its chunk, keeps a ring of 2 KB parts in shared memory filled
+ * by cp.async, and meets no other warp. Budget on an H200: 4.4 TB/s leave an SM 7.4 cycles, 29 issue slots, per token
+ * and kv head at 138 bytes (int4p, D = 128).
  *
- * Fragments of mma.m16n8k32 (g = lane / 4, t = lane % 4). S^T = K Q^T: row g of a 16-token tile is token 2g, row g + 8 token
- * 2g + 1, so that a lane's two partial sums are those of tokens 2g and 2g + 1 mod 16 (NUM 5.4). O^T = V^T P^T: row g is element
- * 2g, row g + 8 element 2g + 1 of a block of 16. P goes from the first form to the second by one movmatrix per 16 tokens.
- * A query row sits in column 2q when there are up to four (RPL 1), in column q when there are up to eight (RPL 2).
+ * Fragments of mma.m16n8k32 (g = lane / 4, t = lane % 4). S^T = K Q^T: row g of a 16-token tile is token 2g, row g + 8
+ * token 2g + 1, so that a lane's two partial sums are those of tokens 2g and 2g + 1 mod 16 (NUM 5.4). O^T = V^T P^T:
+ * row g is element 2g, row g + 8 element 2g + 1 of a block of 16. P goes from the first form to the second by one
+ * movmatrix per 16 tokens. A query row sits in column 2q when there are up to four (RPL 1), in column q when there are
+ * up to eight (RPL 2).
  *
- * V is never multiplied by its block scale: X = P * scale has up to 16 bits and enters as two base-256 digits. With RPL 1 the
- * low digit takes the even column, the high digit the odd one. All V paths give 256 times the sum.
+ * V is never multiplied by its block scale: X = P * scale has up to 16 bits and enters as two base-256 digits. With RPL
+ * 1 the low digit takes the even column, the high digit the odd one. All V paths give 256 times the sum.
  */
 #include "attend.h"
 #include "exp2grid.h"
@@ -24,9 +25,11 @@
 #define RING 4u
 #define GROUP 32u
 #define GROUPS 4u
-#define SCALE_BYTES(dim) ((dim) <= 128u ? 256u : 512u) /* of a group and kind: up to dim / 32 + 1 planes of 32 bytes, or 8 */
+#define SCALE_BYTES(dim) \
+    ((dim) <= 128u ? 256u : 512u) /* of a group and kind: up to dim / 32 + 1 planes of 32 bytes, or 8 */
 
-namespace {
+namespace
+{
 
 /* Where a group's bytes are; one per group, written by lanes 0..3 when a tile is begun. */
 struct group_source {
@@ -62,14 +65,10 @@ struct unit {
     const int32_t *pages;
 };
 
-PTX_FN uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector)
-{
-    return __byte_perm(a, b, selector);
-}
-
 /* ---------------------------------------------------------------------------------------------- loading */
 
-/* Next part to be asked for. Also where the next tile begins in the page table, so that nothing is divided on the way. */
+/* Next part to be asked for. Also where the next tile begins in the page table, so that nothing is divided on the way.
+ */
 struct cursor {
     uint32_t tile;
     uint32_t kind;
@@ -89,6 +88,16 @@ PTX_FN uint32_t groups_in(const unit &u, uint32_t tile)
 {
     uint32_t left = u.kv_len - tile * CUDA_TILE_TOKENS;
     return left >= CUDA_TILE_TOKENS ? GROUPS : (left + GROUP - 1u) / GROUP;
+}
+
+/* Moves a place in the page table on by up to a tile. */
+PTX_FN void advance(uint32_t &entry, uint32_t &offset, uint32_t tokens, uint32_t page_tokens)
+{
+    offset += tokens;
+    while (offset >= page_tokens) {
+        offset -= page_tokens;
+        entry++;
+    }
 }
 
 /* Pointers of one group; a lane's own work. */
@@ -116,26 +125,18 @@ PTX_FN void ask_scales(uint8_t *to, const uint8_t *from, uint32_t planes, uint32
     }
 }
 
-/* Finds the pages of a tile, lane by lane, and asks for its scales, 8 lanes a group. */
+/* Finds the pages of a tile, a lane per group, and asks for its scales, 8 lanes a group. */
 template <int KD, int VD>
 PTX_FN void begin_tile(const attend_params &p, const unit &u, cursor &c, warp_memory<KD, VD> &m, uint32_t lane)
 {
     const uint32_t slot = c.tile % 2u;
     const uint32_t groups = groups_in(u, c.tile);
-    uint32_t entry = c.entry, offset = c.offset;
-#pragma unroll 1
-    for (uint32_t g = 0; g < GROUPS; ++g) {
-        if (lane == g && g < groups) {
-            find_group<KD, VD>(p, u, entry, offset, m.source[slot][g]);
-        }
-        offset += GROUP;
-        if (offset == p.pages.page_tokens) {
-            offset = 0;
-            entry++;
-        }
+    if (lane < groups) {
+        uint32_t entry = c.entry, offset = c.offset;
+        advance(entry, offset, lane * GROUP, p.pages.page_tokens);
+        find_group<KD, VD>(p, u, entry, offset, m.source[slot][lane]);
     }
-    c.entry = entry;
-    c.offset = offset;
+    advance(c.entry, c.offset, CUDA_TILE_TOKENS, p.pages.page_tokens);
     __syncwarp();
     const uint32_t g = lane / 8u;
     if (g < groups) {
@@ -147,15 +148,16 @@ PTX_FN void begin_tile(const attend_params &p, const unit &u, cursor &c, warp_me
     }
 }
 
-/* K part: up to 16 lines of 128 bytes. Chunks of 16 bytes are swizzled so that the four lanes t, which read different lines
- * at one token, meet different banks. */
+/* K part: up to 16 lines of 128 bytes. Chunks of 16 bytes are swizzled so that the four lanes t, which read different
+ * lines at one token, meet different banks. */
 template <int BYTES> PTX_FN void ask_k(uint8_t *to, const uint8_t *from, bool int8, uint32_t lane)
 {
 #pragma unroll
     for (uint32_t k = 0; k < BYTES / 512u; ++k) {
         uint32_t line = lane / 8u + 4u * k;
         uint32_t turn = 2u * (int8 ? line / 2u % 4u : line % 4u);
-        ptx_cp_async_16(ptx_shared_address(to + line * 128u + ((lane % 8u) ^ turn) * 16u), from + (lane + 32u * k) * 16u);
+        ptx_cp_async_16(ptx_shared_address(to + line * 128u + ((lane % 8u) ^ turn) * 16u),
+                        from + (lane + 32u * k) * 16u);
     }
 }
 
@@ -254,8 +256,8 @@ PTX_FN uint2 k_words(const uint8_t *part, uint32_t line, uint32_t turn, uint32_t
 
 /* One k-step of int4p: codes times multiplier plus 128, as unsigned bytes. */
 template <int KD>
-PTX_FN void k_step_int4p(const uint8_t *part, const uint8_t *scales, uint32_t step_in_part, uint32_t step, uint32_t half,
-                         const uint32_t (&q)[2], uint32_t g, uint32_t t, int32_t (&s)[4])
+PTX_FN void k_step_int4p(const uint8_t *part, const uint8_t *scales, uint32_t step_in_part, uint32_t step,
+                         uint32_t half, const uint32_t (&q)[2], uint32_t g, uint32_t t, int32_t (&s)[4])
 {
     uint2 w = k_words(part, 4u * step_in_part + t, t, half, g);
     uint32_t pair = scale_pair(scales + step * GROUP, 16u * half + 2u * g) >> (t / 2u * 4u);
@@ -278,22 +280,23 @@ PTX_FN void k_step_int8(const uint8_t *part, uint32_t step_in_part, uint32_t hal
     ptx_mma_m16n8k32_us(s, a, q);
 }
 
-/* One k-step of mxfp4, which is one block: PRMT looks codes up, a set sign bit making it replicate the entry's sign. From
- * the table of magnitude + 1 that is 0, from the table of -magnitude (with a negative entry for 0, unused) -1: the sum of
- * both products is that of the codes. The block's shift is applied to the sums. */
+/* One k-step of mxfp4, which is one block: PRMT looks codes up, a set sign bit making it replicate the entry's sign.
+ * From the table of magnitude + 1 that is 0, from the table of -magnitude (with a negative entry for 0, unused) -1: the
+ * sum of both products is that of the codes. The block's shift is applied to the sums. */
 template <int KD>
-PTX_FN void k_step_mxfp4(const uint8_t *part, const uint8_t *scales, uint32_t step_in_part, uint32_t step, uint32_t half,
-                         const uint32_t (&q)[2], const uint32_t (&least)[2], uint32_t g, uint32_t t, int32_t (&s)[4])
+PTX_FN void k_step_mxfp4(const uint8_t *part, const uint8_t *scales, uint32_t step_in_part, uint32_t step,
+                         uint32_t half, const uint32_t (&q)[2], const uint32_t (&least)[2], uint32_t g, uint32_t t,
+                         int32_t (&s)[4])
 {
     constexpr uint32_t up_low = 0x04030201u, up_high = 0x0d090705u, down_low = 0xfdfeffffu, down_high = 0xf4f8fafcu;
     uint2 w = k_words(part, 4u * step_in_part + t, t, half, g);
-    uint32_t turned[2] = {prmt(q[0], q[1], 0x5140u), prmt(q[0], q[1], 0x7362u)};
-    uint32_t up[4] = {prmt(up_low, up_high, w.x), prmt(up_low, up_high, w.y), prmt(up_low, up_high, w.x >> 16),
-                      prmt(up_low, up_high, w.y >> 16)};
+    uint32_t turned[2] = {ptx_prmt(q[0], q[1], 0x5140u), ptx_prmt(q[0], q[1], 0x7362u)};
+    uint32_t up[4] = {ptx_prmt(up_low, up_high, w.x), ptx_prmt(up_low, up_high, w.y),
+                      ptx_prmt(up_low, up_high, w.x >> 16), ptx_prmt(up_low, up_high, w.y >> 16)};
     w.x ^= 0x88888888u;
     w.y ^= 0x88888888u;
-    uint32_t down[4] = {prmt(down_low, down_high, w.x), prmt(down_low, down_high, w.y),
-                        prmt(down_low, down_high, w.x >> 16), prmt(down_low, down_high, w.y >> 16)};
+    uint32_t down[4] = {ptx_prmt(down_low, down_high, w.x), ptx_prmt(down_low, down_high, w.y),
+                        ptx_prmt(down_low, down_high, w.x >> 16), ptx_prmt(down_low, down_high, w.y >> 16)};
     int32_t sums[4] = {0, 0, 0, 0};
     ptx_mma_m16n8k32_ss(sums, up, turned);
     ptx_mma_m16n8k32_ss(sums, down, turned);
@@ -308,8 +311,8 @@ PTX_FN void k_step_mxfp4(const uint8_t *part, const uint8_t *scales, uint32_t st
 
 /* All k-steps of one part for the two 16-token tiles of its group. */
 template <int KD>
-PTX_FN void k_part(const uint8_t *part, const uint8_t *scales, uint32_t format, uint32_t piece,
-                   const uint2 *queries, uint32_t g, uint32_t t, int32_t (&s)[2][4])
+PTX_FN void k_part(const uint8_t *part, const uint8_t *scales, uint32_t format, uint32_t piece, const uint2 *queries,
+                   uint32_t g, uint32_t t, int32_t (&s)[2][4])
 {
     constexpr int per_part4 = KD / 32 < 4 ? KD / 32 : 4;
     if (format == NBL_INT8) {
@@ -355,43 +358,42 @@ PTX_FN uint2 v_words(const uint8_t *part, uint32_t row_bytes, uint32_t quad, uin
     return *reinterpret_cast<const uint2 *>(part + quad * row_bytes + chunk * 16u + g % 2u * 8u);
 }
 
-/* Digits of X for four tokens and two blocks whose scales share a byte (int4p): X = 16 * P * m in each half of a word. */
-template <int RPL>
-PTX_FN void digits_int4p(uint32_t p, uint32_t scale_bytes, uint32_t parity, uint32_t (&out)[2][RPL])
+/* Digits of X for four tokens and two blocks whose scales share a byte (int4p): X = 16 * P * m in each half of a word.
+ */
+template <int RPL> PTX_FN void digits_int4p(uint32_t p, uint32_t scale_bytes, uint32_t parity, uint32_t (&out)[2][RPL])
 {
     uint32_t shifted = scale_bytes << 4;
     uint32_t x[4];
 #pragma unroll
     for (uint32_t j = 0; j < 4u; ++j) {
-        uint32_t weight = prmt(p, 0, 0x4440u + j);
-        uint32_t scale = prmt(shifted, scale_bytes, 0x0400u + j * 0x0101u) & 0x00f000f0u;
+        uint32_t weight = ptx_prmt(p, 0, 0x4440u + j);
+        uint32_t scale = ptx_prmt(shifted, scale_bytes, 0x0400u + j * 0x0101u) & 0x00f000f0u;
         x[j] = weight * (scale + 0x00100010u);
     }
 #pragma unroll
     for (uint32_t digit = 0; digit < (uint32_t)RPL; ++digit) {
         uint32_t d = RPL == 1 ? parity : digit;
         uint32_t selector = 0x6240u + d * 0x1111u;
-        uint32_t first = prmt(x[0], x[1], selector);
-        uint32_t second = prmt(x[2], x[3], selector);
-        out[0][digit] = prmt(first, second, 0x5410u);
-        out[1][digit] = prmt(first, second, 0x7632u);
+        uint32_t first = ptx_prmt(x[0], x[1], selector);
+        uint32_t second = ptx_prmt(x[2], x[3], selector);
+        out[0][digit] = ptx_prmt(first, second, 0x5410u);
+        out[1][digit] = ptx_prmt(first, second, 0x7632u);
     }
 }
 
 /* Digits of X = 32 * P << shift for four tokens of a block (mxfp4). */
-template <int RPL>
-PTX_FN void digits_mxfp4(uint32_t p, uint32_t shifts, uint32_t parity, uint32_t (&out)[RPL])
+template <int RPL> PTX_FN void digits_mxfp4(uint32_t p, uint32_t shifts, uint32_t parity, uint32_t (&out)[RPL])
 {
     uint32_t x[4];
 #pragma unroll
     for (uint32_t j = 0; j < 4u; ++j) {
-        x[j] = prmt(p, 0, 0x4440u + j) << (5u + (shifts >> (8u * j) & NBL_BLOCK_E_SPREAD));
+        x[j] = ptx_prmt(p, 0, 0x4440u + j) << (5u + (shifts >> (8u * j) & NBL_BLOCK_E_SPREAD));
     }
 #pragma unroll
     for (uint32_t digit = 0; digit < (uint32_t)RPL; ++digit) {
         uint32_t d = RPL == 1 ? parity : digit;
         uint32_t selector = 0x0040u + d * 0x0011u;
-        out[digit] = prmt(prmt(x[0], x[1], selector), prmt(x[2], x[3], selector), 0x5410u);
+        out[digit] = ptx_prmt(ptx_prmt(x[0], x[1], selector), ptx_prmt(x[2], x[3], selector), 0x5410u);
     }
 }
 
@@ -400,7 +402,7 @@ PTX_FN uint32_t code_selectors(uint32_t w)
 {
     uint32_t low = w & 0x0f0f0f0fu;
     uint32_t high = w >> 4 & 0x0f0f0f0fu;
-    return prmt(low | low >> 4, high | high >> 4, 0x6420u);
+    return ptx_prmt(low | low >> 4, high | high >> 4, 0x6420u);
 }
 
 /* 16 * (code - 8) of the low or the high codes as signed bytes. */
@@ -479,8 +481,8 @@ PTX_FN void v_part_mxfp4(const uint8_t *part, const uint8_t *scales, uint32_t pi
 #pragma unroll
             for (int r = 0; r < 4; ++r) {
                 uint32_t selector = high ? codes[r] >> 16 : codes[r];
-                up[r] = prmt(up_low, up_high, selector);
-                down[r] = prmt(down_low, down_high, selector ^ 0x8888u);
+                up[r] = ptx_prmt(up_low, up_high, selector);
+                down[r] = ptx_prmt(down_low, down_high, selector ^ 0x8888u);
             }
 #pragma unroll
             for (int digit = 0; digit < RPL; ++digit) {
@@ -545,13 +547,13 @@ PTX_FN float column_tree(float even, float odd)
 /* ev of token n, from bytes of exponents packed four to a word: 2^23 + byte is a float of known bits. */
 PTX_FN float exponent_of(const uint32_t (&packed)[4], int n)
 {
-    return nbl_float_of(prmt(packed[n / 4], 0x4b000000u, 0x7440u + n % 4)) - (8388608.0f + NBL_E8M0_BIAS);
+    return nbl_float_of(ptx_prmt(packed[n / 4], 0x4b000000u, 0x7440u + n % 4)) - (8388608.0f + NBL_E8M0_BIAS);
 }
 
 /* 2^-ev of token n. */
 PTX_FN float weight_of(const uint32_t (&packed)[4], int n)
 {
-    return nbl_float_of((254u << 23) - (prmt(packed[n / 4], 0, 0x4440u + n % 4) << 23));
+    return nbl_float_of((254u << 23) - (ptx_prmt(packed[n / 4], 0, 0x4440u + n % 4) << 23));
 }
 
 /* Largest z of a column's visible tokens, -inf if there are none. */
@@ -593,8 +595,9 @@ PTX_FN float grid_logits(const float (&x)[16], const uint32_t (&ev)[4], float sc
     return column_max(most);
 }
 
-/* Softmax of one column of the tile (NUM 5.4). Returns b, 0 if the tile adds nothing; rescale is the factor for O. The warp
- * stays together: what only some columns need is done by all and kept by those. ex2.approx.ftz gives 0 below 2^-126. */
+/* Softmax of one column of the tile (NUM 5.4). Returns b, 0 if the tile adds nothing; rescale is the factor for O. The
+ * warp stays together: what only some columns need is done by all and kept by those. ex2.approx.ftz gives 0 below
+ * 2^-126. */
 PTX_FN float column_softmax(const float (&x)[16], const uint32_t (&ev)[4], float scale, uint32_t visible, float &base,
                             float &sum, bool &has_base, float &rescale, uint32_t (&weights)[16])
 {
@@ -640,7 +643,8 @@ PTX_FN float column_softmax(const float (&x)[16], const uint32_t (&ev)[4], float
     return b;
 }
 
-/* How many of the lane's tokens n lie before `end`, counted from the lane's first one: token n is 16 * (n / 2) + n % 2. */
+/* How many of the lane's tokens n lie before `end`, counted from the lane's first one: token n is 16 * (n / 2) + n % 2.
+ */
 PTX_FN uint32_t tokens_before(int32_t end)
 {
     int32_t count = 2 * (end >> 4) + min(end & 15, 2);
@@ -737,8 +741,8 @@ PTX_FN void write_states(const attend_params &p, const unit &u, const lane_rows<
         float *state = p.states + (index * p.chunks + u.chunk) * p.state_floats;
         bool empty = !(rows.has_base >> i & 1u) || rows.sum[i] == 0.0f;
         if (g == 0) {
-            *reinterpret_cast<float4 *>(state) =
-                make_float4(empty ? -INFINITY : rows.base[i], empty ? 0.0f : rows.sum[i], p.queries[index].offset, 0.0f);
+            *reinterpret_cast<float4 *>(state) = make_float4(empty ? -INFINITY : rows.base[i],
+                                                             empty ? 0.0f : rows.sum[i], p.queries[index].offset, 0.0f);
         }
 #pragma unroll
         for (int n = 0; n < VD / 16; ++n) {
@@ -828,7 +832,7 @@ template <int RPL> PTX_FN void clear_unused(int32_t used, uint32_t g, tile_value
 #pragma unroll
     for (int n = 0; n < 16; ++n) {
         if ((uint32_t)n >= count) {
-            v.ev[n / 4] = prmt(v.ev[n / 4], NBL_E8M0_BIAS, 0x3210u ^ ((n % 4 ^ 4) << (4 * (n % 4))));
+            v.ev[n / 4] = ptx_prmt(v.ev[n / 4], NBL_E8M0_BIAS, 0x3210u ^ ((n % 4 ^ 4) << (4 * (n % 4))));
 #pragma unroll
             for (int i = 0; i < RPL; ++i) {
                 v.x[i][n] = 0.0f;
@@ -900,8 +904,8 @@ template <int KD, int VD, int RPL> struct walker {
             }
 #pragma unroll
             for (int n = 0; n < 8; ++n) {
-                uint32_t pair = prmt(weights[2 * n], weights[2 * n + 1], 0x4040u);
-                v.packed[n] = i == 0 ? pair : prmt(v.packed[n], pair, 0x5410u);
+                uint32_t pair = ptx_prmt(weights[2 * n], weights[2 * n + 1], 0x4040u);
+                v.packed[n] = i == 0 ? pair : ptx_prmt(v.packed[n], pair, 0x5410u);
             }
         }
     }
@@ -971,7 +975,8 @@ template <int KD, int VD, int RPL> struct walker {
 };
 
 template <int KD, int VD, int RPL>
-__global__ void __launch_bounds__(shape<KD, VD, RPL>::warps * 32, 1) decode_kernel(const __grid_constant__ attend_params p)
+__global__ void __launch_bounds__(shape<KD, VD, RPL>::warps * 32, 1)
+    decode_kernel(const __grid_constant__ attend_params p)
 {
     extern __shared__ __align__(128) uint8_t memory[];
     warp_memory<KD, VD> &m = reinterpret_cast<warp_memory<KD, VD> *>(memory)[threadIdx.x / 32u];
@@ -1011,7 +1016,8 @@ template <int KD, int VD, int RPL> cudaError_t launch(const attend_params *p, cu
     if (error != cudaSuccess || units == 0) {
         return error;
     }
-    decode_kernel<KD, VD, RPL><<<(uint32_t)(blocks < p->processors ? blocks : p->processors), warps * 32, bytes, stream>>>(*p);
+    decode_kernel<KD, VD, RPL>
+        <<<(uint32_t)(blocks < p->processors ? blocks : p->processors), warps * 32, bytes, stream>>>(*p);
     return cudaGetLastError();
 }
 
@@ -1047,11 +1053,8 @@ cudaError_t nbl_cuda_attend_decode(const attend_params *p, cudaStream_t stream)
 {
     const int few = p->q_len_max * p->group_rows <= 4u;
     switch (p->k_dim) {
-    case 64:
-        return few ? launch<64, 64, 1>(p, stream) : launch<64, 64, 2>(p, stream);
-    case 128:
-        return few ? launch<128, 128, 1>(p, stream) : launch<128, 128, 2>(p, stream);
-    default:
-        return few ? launch<256, 256, 1>(p, stream) : launch<256, 256, 2>(p, stream);
+    case 64: return few ? launch<64, 64, 1>(p, stream) : launch<64, 64, 2>(p, stream);
+    case 128: return few ? launch<128, 128, 1>(p, stream) : launch<128, 128, 2>(p, stream);
+    default: return few ? launch<256, 256, 1>(p, stream) : launch<256, 256, 2>(p, stream);
     }
 }

@@ -30,6 +30,15 @@ PTX_FN int32_t ptx_dp4a_ss(int32_t a, int32_t b, int32_t c)
     return d;
 }
 
+/** Four bytes of {b, a} picked by the selector's nibbles; a nibble's top bit replicates the byte's sign instead, which
+ *  __byte_perm cannot do. PTX ISA, Data Movement, prmt */
+PTX_FN uint32_t ptx_prmt(uint32_t a, uint32_t b, uint32_t selector)
+{
+    uint32_t d;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(selector));
+    return d;
+}
+
 /* ------------------------------------------------------------------------------------------------ matrix products */
 
 /* d = a * b + d for A 16x32 (row), B 32x8 (col), bytes, D 16x8 s32. PTX ISA, Warp Level Matrix, mma.m16n8k32 */
