@@ -4,8 +4,8 @@
 
 Each program runs in its own process group under an outer time limit; when the limit strikes, or when the program is
 gone and something it started is not, the group is killed. Criterion programs (those with a --tap=FILE argument) are
-counted from their TAP file, others count as one test. A run is only green if every program left the plan it announced, no test
-was skipped without a reason, and at least --floor tests passed. The last line is
+counted from their TAP file, others count as one test. A run is only green if every program left the plan it announced,
+no test was skipped without a reason, and at least --floor tests passed. The last line is
 
     N passed, 0 failed, M skipped
 """

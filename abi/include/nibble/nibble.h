@@ -183,8 +183,9 @@ typedef struct nbl_api_request {
  * append, attend, gather, copy_pages, transcode, merge and memory_copy are put on args->stream and run in its order.
  * With NBL_STREAM_HOST they have finished when the call returns; with NBL_STREAM_CUDA the arrays they name must stay
  * valid and unchanged until the stream has passed them, they may be captured into a graph, and an error of execution
- * appears at the caller's own synchronisation or at check. No slot creates or stores a stream, none but check waits for it. Arrays in
- * a call are memory that the device can read; the argument structs themselves are read before the call returns.
+ * appears at the caller's own synchronisation or at check. No slot creates or stores a stream, none but check waits
+ * for it. Arrays in a call are memory that the device can read; the argument structs themselves are read before the
+ * call returns.
  */
 typedef struct nbl_api_v1 {
     uint32_t struct_size; /**< bytes of the table; a slot past it does not exist */
