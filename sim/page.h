@@ -18,21 +18,27 @@ typedef struct sim_part {
     uint8_t *scales;
 } sim_part;
 
-/** Part of a page that is known to exist. */
-static inline sim_part sim_part_at(const nbl_pool *pool, uint32_t layer, uint32_t page, enum nbl_kind kind,
-                                   uint32_t head)
+/** Part of a page of a region whose layout is known. */
+static inline sim_part sim_part_in(const nbl_kv_shape *shape, const nbl_region *region, const nbl_page_layout *layout,
+                                   uint32_t layer, uint32_t page, enum nbl_kind kind, uint32_t head)
 {
-    const nbl_kv_shape *shape = pool->shape;
-    const nbl_region *region = nbl_layout_region_find(pool, page);
-    nbl_page_layout layout = nbl_layout_page(shape, region->k_format, region->v_format);
     sim_part part;
     part.format = kind == NBL_KIND_K ? region->k_format : region->v_format;
     part.dim = kind == NBL_KIND_K ? shape->k_dim : shape->v_dim;
     part.page_tokens = shape->page_tokens;
     part.kind = kind;
-    part.codes = nbl_layout_codes(region, &layout, layer, page, kind, head);
-    part.scales = nbl_layout_scales(region, &layout, layer, page, kind, head);
+    part.codes = nbl_layout_codes(region, layout, layer, page, kind, head);
+    part.scales = nbl_layout_scales(region, layout, layer, page, kind, head);
     return part;
+}
+
+/** Part of a page that is known to exist. */
+static inline sim_part sim_part_at(const nbl_pool *pool, uint32_t layer, uint32_t page, enum nbl_kind kind,
+                                   uint32_t head)
+{
+    const nbl_region *region = nbl_layout_region_find(pool, page);
+    nbl_page_layout layout = nbl_layout_page(pool->shape, region->k_format, region->v_format);
+    return sim_part_in(pool->shape, region, &layout, layer, page, kind, head);
 }
 
 static inline uint64_t sim_code_byte(const sim_part *part, uint32_t token, uint32_t d)

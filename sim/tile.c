@@ -13,7 +13,9 @@
 static sim_part part_of(const sim_source *source, uint32_t position, enum nbl_kind kind)
 {
     uint32_t page = (uint32_t)source->page_table[position / source->pool->shape->page_tokens];
-    return sim_part_at(source->pool, source->layer, page, kind, source->head);
+    const nbl_region *region = nbl_layout_region_find(source->pool, page);
+    return sim_part_in(source->pool->shape, region, &source->layouts[region - source->pool->regions], source->layer,
+                       page, kind, source->head);
 }
 
 static uint32_t tokens_in_group(const sim_source *source, uint32_t first)

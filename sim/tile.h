@@ -12,7 +12,8 @@
 typedef struct sim_source {
     const sim_isa *isa;
     const nbl_pool *pool;
-    const int32_t *page_table; /**< of the sequence */
+    const nbl_page_layout *layouts; /**< of the pool's regions */
+    const int32_t *page_table;      /**< of the sequence */
     uint32_t layer;
     uint32_t head;
     uint32_t kv_len;

@@ -28,6 +28,10 @@ NBL_FN uint8_t nbl_block_zero_code(uint32_t format)
     return format == NBL_INT4P ? 8u : 0u;
 }
 
+/** X(q) of the sixteen stored int4p codes in order, for lookup tables. */
+#define NBL_INT4P_CODES(X) \
+    X(-8), X(-7), X(-6), X(-5), X(-4), X(-3), X(-2), X(-1), X(0), X(1), X(2), X(3), X(4), X(5), X(6), X(7)
+
 /** m_b of an int4p vector: nibbles of multiplier pairs, NUM 2.5. */
 NBL_FN int32_t nbl_int4p_multiplier(const uint8_t *scales, uint32_t block)
 {

@@ -8,7 +8,11 @@
 
 #include "fn.h"
 
-/** Twice the value of a code's magnitude bits 0..7: 0 1 2 3 4 6 8 12. */
+/** X(twice the value) of the sixteen codes in order, for lookup tables. */
+#define NBL_E2M1_CODES(X) \
+    X(0), X(1), X(2), X(3), X(4), X(6), X(8), X(12), X(0), X(-1), X(-2), X(-3), X(-4), X(-6), X(-8), X(-12)
+
+/** Twice the value of a code: 0 1 2 3 4 6 8 12 for 0..7, the same negated for 8..15. */
 NBL_FN int32_t nbl_e2m1_half_units(uint32_t code)
 {
     uint32_t mantissa = code & 1u;

@@ -74,14 +74,15 @@ static __m256i spread_bytes(__m256i dwords)
     return _mm256_mullo_epi32(dwords, _mm256_set1_epi32(0x01010101));
 }
 
-/* 2 * e2m1 of the sixteen codes plus `bias`, in both halves. */
-static __m256i e2m1_table(int32_t bias)
+#define PLAIN(x) (x)
+#define PLUS_12(x) (12 + (x))
+static const int8_t e2m1_table[16] = {NBL_E2M1_CODES(PLAIN)};
+static const int8_t e2m1_table_plus_12[16] = {NBL_E2M1_CODES(PLUS_12)};
+
+/* Sixteen bytes in both halves. */
+static __m256i load_table(const int8_t *table)
 {
-    uint8_t entries[16];
-    for (uint32_t i = 0; i < 16u; ++i) {
-        entries[i] = (uint8_t)(nbl_e2m1_half_units(i) + bias);
-    }
-    return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)entries));
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)table));
 }
 
 /* ------------------------------------------------------------------------------------------------ K */
@@ -104,7 +105,7 @@ static void decode_k_mxfp4(const sim_group *group, uint32_t part, __m256i least,
 {
     uint32_t pairs_per_block = nbl_layout_block_dim(group->format, group->dim) / 8u;
     uint32_t pairs = nbl_layout_dim_padded(group->dim) / 8u;
-    const __m256i table = e2m1_table(12);
+    const __m256i table = load_table(e2m1_table_plus_12);
     __m256i shift = _mm256_setzero_si256();
     __m256i offset = shift;
     for (uint32_t pair = 0; pair < pairs; ++pair) {
@@ -201,7 +202,7 @@ static void decode_v_mxfp4(const sim_group *group, int8_t *codes)
 {
     uint32_t padded = nbl_layout_dim_padded(group->dim);
     uint32_t blocks_per_32 = 32u / nbl_layout_block_dim(group->format, group->dim);
-    const __m256i table = e2m1_table(0);
+    const __m256i table = load_table(e2m1_table);
     for (uint32_t quad = 0; quad < SIM_GROUP / 4u; ++quad, codes += 4u * padded) {
         __m256i least = least_bytes(group, quad);
         for (uint32_t i = 0; i < padded / 16u; ++i) { /* 16 stored bytes-columns make 32 d; a line is half of them */

@@ -49,25 +49,35 @@ static __m512i canonical_exponents(const sim_group *group, uint32_t token, __m51
 
 /* ------------------------------------------------------------------------------------------------ tables */
 
-/* mxfp4: entry shift*16 + code is (2 * e2m1) << shift, plus `bias`. */
-static __m512i mxfp4_table(int32_t bias)
-{
-    uint8_t entries[LINE];
-    for (uint32_t i = 0; i < LINE; ++i) {
-        entries[i] = (uint8_t)(nbl_e2m1_half_units(i & 15u) * (1 << (i >> 4)) + bias);
-    }
-    return _mm512_loadu_si512(entries);
-}
+#define SHIFTED_0(x) (x)
+#define SHIFTED_1(x) (2 * (x))
+#define SHIFTED_2(x) (4 * (x))
+#define SHIFTED_3(x) (8 * (x))
+#define BIASED_0(x) (uint8_t)(128 + SHIFTED_0(x))
+#define BIASED_1(x) (uint8_t)(128 + SHIFTED_1(x))
+#define BIASED_2(x) (uint8_t)(128 + SHIFTED_2(x))
+#define BIASED_3(x) (uint8_t)(128 + SHIFTED_3(x))
 
-/* int4p: entry a*16 + code is (code - 8) * (step * a + offset). */
-static __m512i int4p_table(int32_t step, int32_t offset)
-{
-    uint8_t entries[LINE];
-    for (uint32_t i = 0; i < LINE; ++i) {
-        entries[i] = (uint8_t)(((int32_t)(i & 15u) - 8) * (step * (int32_t)(i >> 4) + offset));
-    }
-    return _mm512_loadu_si512(entries);
-}
+/* mxfp4 for V: entry 16 * shift + code is (2 * e2m1) << shift. */
+static const int8_t mxfp4_table[LINE] = {NBL_E2M1_CODES(SHIFTED_0), NBL_E2M1_CODES(SHIFTED_1),
+                                         NBL_E2M1_CODES(SHIFTED_2), NBL_E2M1_CODES(SHIFTED_3)};
+/* The same plus 128, for K. */
+static const uint8_t mxfp4_biased_table[LINE] = {NBL_E2M1_CODES(BIASED_0), NBL_E2M1_CODES(BIASED_1),
+                                                 NBL_E2M1_CODES(BIASED_2), NBL_E2M1_CODES(BIASED_3)};
+
+#define TIMES_0(q) 0
+#define TIMES_1(q) (q)
+#define TIMES_2(q) (2 * (q))
+#define TIMES_3(q) (3 * (q))
+#define TIMES_4(q) (4 * (q))
+#define TIMES_8(q) (8 * (q))
+#define TIMES_12(q) (12 * (q))
+
+/* int4p: entry 16 * a + code is q * 4a, entry 16 * b + code is q * (b + 1). */
+static const int8_t int4p_table_a[LINE] = {NBL_INT4P_CODES(TIMES_0), NBL_INT4P_CODES(TIMES_4), NBL_INT4P_CODES(TIMES_8),
+                                           NBL_INT4P_CODES(TIMES_12)};
+static const int8_t int4p_table_b[LINE] = {NBL_INT4P_CODES(TIMES_1), NBL_INT4P_CODES(TIMES_2), NBL_INT4P_CODES(TIMES_3),
+                                           NBL_INT4P_CODES(TIMES_4)};
 
 static __m512i low_nibbles(__m512i bytes)
 {
@@ -108,7 +118,7 @@ static void decode_k_mxfp4(const sim_group *group, uint32_t half, __m512i least,
 {
     uint32_t block_dim = nbl_layout_block_dim(group->format, group->dim);
     uint32_t pairs = nbl_layout_dim_padded(group->dim) / 8u; /* lines of stored codes */
-    const __m512i table = mxfp4_table(128);
+    const __m512i table = _mm512_loadu_si512(mxfp4_biased_table);
     __m512i index = _mm512_setzero_si512();
     for (uint32_t pair = 0; pair < pairs; ++pair) {
         if (pair % (block_dim / 8u) == 0) {
@@ -202,7 +212,7 @@ static void decode_v_mxfp4(const sim_group *group, int8_t *codes)
 {
     uint32_t wide = nbl_layout_dim_padded(group->dim) / 32u; /* stored lines of a quad */
     uint32_t blocks_per_line = 32u / nbl_layout_block_dim(group->format, group->dim);
-    const __m512i table = mxfp4_table(0);
+    const __m512i table = _mm512_loadu_si512(mxfp4_table);
     for (uint32_t quad = 0; quad < SIM_GROUP / 4u; ++quad) {
         __m512i least = least_bytes(group, quad);
         for (uint32_t i = 0; i < wide; ++i, codes += 2u * LINE) {
@@ -228,8 +238,8 @@ static __m512i int4p_product(__m512i code, __m512i m_less_1, __m512i table_a, __
 static void decode_v_int4p(const sim_group *group, int8_t *codes)
 {
     uint32_t wide = nbl_layout_dim_padded(group->dim) / 32u;
-    const __m512i table_a = int4p_table(4, 0);
-    const __m512i table_b = int4p_table(1, 1);
+    const __m512i table_a = _mm512_loadu_si512(int4p_table_a);
+    const __m512i table_b = _mm512_loadu_si512(int4p_table_b);
     for (uint32_t quad = 0; quad < SIM_GROUP / 4u; ++quad) {
         for (uint32_t i = 0; i < wide; ++i, codes += 2u * LINE) {
             __m512i pair = quad_bytes(group, i, quad);

@@ -58,6 +58,7 @@ typedef struct call {
     int8_t *codes;
     float *states;
     uint8_t *scratch;
+    nbl_page_layout layouts[NBL_REGIONS_MAX];
     uint32_t group_rows; /* Hq / Hk */
     float c;             /* fl(sm_scale * LOG2E), or fl(sm_scale / soft_cap) */
     float cap;           /* fl(soft_cap * LOG2E), 0 without */
@@ -526,9 +527,13 @@ static void run_item(const call *c, scratch *s, uint32_t sequence, uint32_t kv_h
     it.call = c;
     it.scratch = s;
     it.sequence = sequence;
-    it.source =
-        (sim_source){c->device->isa, args->pool, args->page_table + (uint64_t)sequence * args->page_table_stride,
-                     args->layer,    kv_head,    (uint32_t)args->kv_len[sequence]};
+    it.source = (sim_source){c->device->isa,
+                             args->pool,
+                             c->layouts,
+                             args->page_table + (uint64_t)sequence * args->page_table_stride,
+                             args->layer,
+                             kv_head,
+                             (uint32_t)args->kv_len[sequence]};
     item_rows(&it, kv_head, block);
     if (it.rows == 0) {
         return;
@@ -712,6 +717,10 @@ nbl_status sim_attend(nbl_device *device, const nbl_attend_args *args, nbl_error
     c.states = (float *)(void *)(workspace + c.plan.states_at);
     c.scratch = workspace + c.plan.scratch_at;
     c.group_rows = args->q_heads / c.shape->kv_heads;
+    for (uint32_t i = 0; i < args->pool->region_count; ++i) {
+        const nbl_region *region = &args->pool->regions[i];
+        c.layouts[i] = nbl_layout_page(c.shape, region->k_format, region->v_format);
+    }
     uint32_t saved = sim_fp_enter();
     float sm_scale = args->sm_scale != 0.0f ? args->sm_scale : default_scale(c.shape->k_dim);
     c.c = args->soft_cap != 0.0f ? sm_scale / args->soft_cap : sm_scale * NBL_LOG2E;
