@@ -111,6 +111,12 @@ static nbl_status device_open(const nbl_device_options *options, nbl_device **ou
     }
     device->threads = options->threads != 0 ? options->threads : usable_cpus();
     device->isa = isa;
+    device->scratch = sim_alloc(device->threads * sim_attend_scratch_bytes());
+    if (device->scratch == NULL) {
+        uint32_t threads = device->threads;
+        sim_free(device);
+        return sim_fail(err, NBL_E_NO_MEMORY, "sim: no memory for the scratch of %u threads", threads);
+    }
     start_team(device->threads);
     *out_device = device;
     return NBL_OK;
@@ -118,6 +124,7 @@ static nbl_status device_open(const nbl_device_options *options, nbl_device **ou
 
 static void device_close(nbl_device *device)
 {
+    sim_free(device->scratch);
     sim_free(device);
 }
 

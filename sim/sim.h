@@ -23,6 +23,7 @@
 struct nbl_device {
     uint32_t threads;
     const sim_isa *isa;
+    uint8_t *scratch; /**< sim_attend_scratch_bytes for each thread; only what a call uses is ever touched */
 };
 
 /** The host table of the process; set once by the entry function. */
@@ -46,6 +47,8 @@ nbl_status sim_supports(nbl_device *device, const nbl_op_desc *op, nbl_error *er
 nbl_status sim_workspace_size(nbl_device *device, const nbl_op_desc *op, uint64_t *out_bytes, nbl_error *err);
 nbl_status sim_append(nbl_device *device, const nbl_append_args *args, nbl_error *err);
 nbl_status sim_attend(nbl_device *device, const nbl_attend_args *args, nbl_error *err);
+/** Working memory of attend that a thread needs at most. */
+uint64_t sim_attend_scratch_bytes(void);
 nbl_status sim_gather(nbl_device *device, const nbl_gather_args *args, nbl_error *err);
 nbl_status sim_copy_pages(nbl_device *device, const nbl_copy_pages_args *args, nbl_error *err);
 nbl_status sim_transcode(nbl_device *device, const nbl_transcode_args *args, nbl_error *err);

@@ -27,21 +27,6 @@ nbl_status cuda_supports(nbl_device *device, const nbl_op_desc *op, nbl_error *e
 
 /* ------------------------------------------------------------------------------------------------ workspace */
 
-static uint64_t scratch_bytes(const attend_bounds *bounds)
-{
-    uint64_t bytes = 0;
-#ifdef CUDA_HAS_DECODE
-    uint64_t decode = nbl_cuda_decode_scratch_bytes(bounds);
-    bytes = decode > bytes ? decode : bytes;
-#endif
-#ifdef CUDA_HAS_PREFILL
-    uint64_t prefill = nbl_cuda_prefill_scratch_bytes(bounds);
-    bytes = prefill > bytes ? prefill : bytes;
-#endif
-    (void)bounds;
-    return bytes;
-}
-
 static attend_bounds bounds_of(const nbl_device *device, const nbl_kv_shape *shape)
 {
     attend_bounds b = {0};
@@ -65,7 +50,7 @@ nbl_status cuda_workspace_size(nbl_device *device, const nbl_op_desc *op, uint64
         b.q_heads = op->q_heads;
         b.q_len_max = op->q_len_max;
         b.kv_len_max = op->kv_len_max;
-        *out_bytes = cuda_plan_make(&b, scratch_bytes(&b)).bytes;
+        *out_bytes = cuda_plan_make(&b).bytes;
     }
     return NBL_OK;
 }
@@ -148,8 +133,6 @@ static void set_workspace(const nbl_attend_args *args, const cuda_plan *plan, at
     p->queries = (cuda_query *)(void *)(workspace + plan->queries_at);
     p->codes = (int8_t *)(workspace + plan->codes_at);
     p->states = (float *)(void *)(workspace + plan->states_at);
-    p->scratch = workspace + plan->scratch_at;
-    p->scratch_bytes = plan->scratch_bytes;
 }
 
 static attend_params params_of(const nbl_device *device, const nbl_attend_args *args, const cuda_plan *plan)
@@ -203,23 +186,7 @@ static nbl_status check_args(const nbl_device *device, const nbl_attend_args *ar
 
 static cudaError_t launch_kernel(const attend_params *p, cudaStream_t stream)
 {
-    int decode_takes = 0;
-    int prefill_takes = 0;
-#ifdef CUDA_HAS_DECODE
-    decode_takes = nbl_cuda_decode_supports(p);
-#endif
-#ifdef CUDA_HAS_PREFILL
-    prefill_takes = nbl_cuda_prefill_supports(p);
-#endif
-    switch (cuda_kernel_choose(p->split, p->q_len_max, p->group_rows, decode_takes, prefill_takes)) {
-#ifdef CUDA_HAS_DECODE
-    case CUDA_KERNEL_DECODE: return nbl_cuda_attend_decode(p, stream);
-#endif
-#ifdef CUDA_HAS_PREFILL
-    case CUDA_KERNEL_PREFILL: return nbl_cuda_attend_prefill(p, stream);
-#endif
-    default: return nbl_cuda_attend_generic(p, stream);
-    }
+    return nbl_cuda_decode_supports(p) ? nbl_cuda_attend_decode(p, stream) : nbl_cuda_attend_generic(p, stream);
 }
 
 static nbl_status launch_all(const attend_params *p, cudaStream_t stream, nbl_error *err)
@@ -243,7 +210,7 @@ static nbl_status attend(const nbl_device *device, const nbl_attend_args *args, 
     b.q_heads = args->q_heads;
     b.q_len_max = args->q_len_max;
     b.kv_len_max = args->kv_len_max;
-    cuda_plan plan = cuda_plan_make(&b, scratch_bytes(&b));
+    cuda_plan plan = cuda_plan_make(&b);
     if (args->workspace_bytes < plan.bytes) {
         return cuda_fail(err, NBL_E_NO_MEMORY, "cuda: workspace_bytes is %llu (needed: %llu)",
                          (unsigned long long)args->workspace_bytes, (unsigned long long)plan.bytes);

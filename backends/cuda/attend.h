@@ -6,7 +6,7 @@
  * A call is up to three steps on one stream, none of which reads a length on the host:
  *
  *     prepare   checks every sequence, brings query rows to canonical form (NUM 5.1)
- *     attend    one of the kernels: generic, decode, prefill; chunk states or finished rows
+ *     attend    one of the kernels: generic, decode; chunk states or finished rows
  *     fold      only if split: chunk states to O, LSE and state tensors (NUM 5.6, 5.7)
  *
  * Valid as C11 and as CUDA C++. Device pointers only; all bounds are known to the host, all lengths are read from
@@ -148,8 +148,6 @@ typedef struct attend_params {
      * {M, L, offset, 0}, O[0..v_dim_padded-1]. Written for every live chunk of every row of a good sequence, the empty
      * state {-inf, 0, offset, 0}, O = 0 included. Elements of O from v_dim on must be finite. */
     float *states;
-    void *scratch; /**< what decode and prefill asked for; 256-byte aligned, contents undefined */
-    uint64_t scratch_bytes;
 
     /* device */
     cuda_status *status;
@@ -171,23 +169,10 @@ cudaError_t nbl_cuda_attend_generic(const attend_params *p, cudaStream_t stream)
 /** Second half of a split call, and the empty states past the last chunk of any call. */
 cudaError_t nbl_cuda_attend_fold(const attend_params *p, cudaStream_t stream);
 
-#ifdef CUDA_HAS_DECODE
 /** 1 if the decode kernel takes the call; looks at sizes, formats and flags only, never at device memory. */
 int nbl_cuda_decode_supports(const attend_params *p);
-/** Scratch of the decode kernel, never less for larger bounds. */
-uint64_t nbl_cuda_decode_scratch_bytes(const attend_bounds *bounds);
 /** Split calls that nbl_cuda_decode_supports takes; writes `states`. */
 cudaError_t nbl_cuda_attend_decode(const attend_params *p, cudaStream_t stream);
-#endif
-
-#ifdef CUDA_HAS_PREFILL
-/** 1 if the prefill kernel takes the call; looks at sizes, formats and flags only, never at device memory. */
-int nbl_cuda_prefill_supports(const attend_params *p);
-/** Scratch of the prefill kernel, never less for larger bounds. */
-uint64_t nbl_cuda_prefill_scratch_bytes(const attend_bounds *bounds);
-/** Calls that nbl_cuda_prefill_supports takes, split or not. */
-cudaError_t nbl_cuda_attend_prefill(const attend_params *p, cudaStream_t stream);
-#endif
 
 /** Chunks of the range that begin below min(kv_len, range_end): those that have states. */
 NBL_FN uint32_t cuda_live_chunks(const attend_params *p, int32_t kv_len)

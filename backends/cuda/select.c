@@ -42,7 +42,7 @@ static uint64_t decode_tokens(const attend_bounds *b)
 /* Few rows over a cache are always split, so that all multiprocessors have work; many rows only where the states are
  * small.
  * Neither looks at the range: no call within the bounds needs more workspace than the bounds say. */
-cuda_plan cuda_plan_make(const attend_bounds *b, uint64_t scratch_bytes)
+cuda_plan cuda_plan_make(const attend_bounds *b)
 {
     cuda_plan p = {0};
     uint64_t rows_per_head = (uint64_t)b->q_len_max * (b->q_heads / b->kv_heads);
@@ -57,9 +57,7 @@ cuda_plan cuda_plan_make(const attend_bounds *b, uint64_t scratch_bytes)
     p.queries_at = aligned((uint64_t)b->batch * SEQUENCE_BYTES);
     p.codes_at = p.queries_at + aligned(p.rows * QUERY_BYTES);
     p.states_at = p.codes_at + aligned(p.rows * padded(b->k_dim));
-    p.scratch_at = p.states_at + aligned(p.states_bytes);
-    p.scratch_bytes = scratch_bytes;
-    p.bytes = p.scratch_at + aligned(scratch_bytes);
+    p.bytes = p.states_at + aligned(p.states_bytes);
     return p;
 }
 
@@ -71,16 +69,4 @@ void cuda_plan_restrict(cuda_plan *plan, uint32_t range_begin, uint32_t range_en
     uint32_t end = (uint32_t)min_u64(range_end / NBL_CHUNK_TOKENS, plan->chunks);
     plan->first_chunk = range_begin / NBL_CHUNK_TOKENS;
     plan->chunks = end > plan->first_chunk ? end - plan->first_chunk : 0;
-}
-
-enum cuda_kernel cuda_kernel_choose(uint32_t split, uint32_t q_len_max, uint32_t group_rows, int decode_takes,
-                                    int prefill_takes)
-{
-    if (prefill_takes && (uint64_t)q_len_max * group_rows > CUDA_DECODE_ROWS_MAX) {
-        return CUDA_KERNEL_PREFILL;
-    }
-    if (decode_takes && split) {
-        return CUDA_KERNEL_DECODE;
-    }
-    return CUDA_KERNEL_GENERIC;
 }

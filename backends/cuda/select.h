@@ -41,22 +41,13 @@ typedef struct cuda_plan {
     uint64_t codes_at;
     uint64_t states_at;
     uint64_t states_bytes; /**< that any call within the bounds may need */
-    uint64_t scratch_at;
-    uint64_t scratch_bytes;
     uint64_t bytes;
 } cuda_plan;
 
-/** Plan of a call, or of all calls within bounds: never smaller for larger bounds. scratch_bytes is what the fast
- *  kernels ask for. */
-cuda_plan cuda_plan_make(const attend_bounds *bounds, uint64_t scratch_bytes);
+/** Plan of a call, or of all calls within bounds: never smaller for larger bounds. */
+cuda_plan cuda_plan_make(const attend_bounds *bounds);
 
 /** Leaves only the chunks of a range; both 0: all. Places stay as they are. */
 void cuda_plan_restrict(cuda_plan *plan, uint32_t range_begin, uint32_t range_end);
-
-enum cuda_kernel { CUDA_KERNEL_GENERIC = 0, CUDA_KERNEL_DECODE = 1, CUDA_KERNEL_PREFILL = 2 };
-
-/** Kernel of a call, from what the fast ones say they take. */
-enum cuda_kernel cuda_kernel_choose(uint32_t split, uint32_t q_len_max, uint32_t group_rows, int decode_takes,
-                                    int prefill_takes);
 
 #endif

@@ -10,7 +10,7 @@
 #include <string.h>
 
 #define TOKENS_MAX ((uint64_t)INT32_MAX)
-#define WORKSPACE_MIB_DEFAULT 16u
+#define WORKSPACE_MIB_DEFAULT 64u
 #define WORKSPACE_MIB_MAX (1u << 20)
 /* Page table entries per page: a batch of equal sequences needs one, an uneven batch more. */
 #define TABLE_ENTRIES_PER_PAGE 4u

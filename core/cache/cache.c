@@ -84,11 +84,15 @@ static nbl_status supports_check(nbl_device *device, const nbl_plan *plan, nbl_e
 {
     nbl_op_desc desc = NBL_INIT(nbl_op_desc);
     desc.shape = &plan->config.shape;
-    desc.op = NBL_OP_APPEND;
     desc.in_dtype = NBL_F32;
+    desc.out_dtype = NBL_F32;
+    desc.q_heads = plan->config.shape.kv_heads;
     for (uint32_t i = 0; i < plan->region_count; ++i) {
         desc.k_format = plan->regions[i].k_format;
         desc.v_format = plan->regions[i].v_format;
+        desc.op = NBL_OP_APPEND;
+        NBL_TRY(nbl_api_supports(device, &desc, err));
+        desc.op = NBL_OP_ATTEND;
         NBL_TRY(nbl_api_supports(device, &desc, err));
     }
     return NBL_OK;

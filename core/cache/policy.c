@@ -22,7 +22,7 @@ static const struct {
 static const struct {
     uint32_t format, k_block_max, v_block_max, k_centering;
 } transforms[] = {
-    {NBL_INT8, NBL_HADAMARD_MAX, 0, NBL_CENTERING_ALL},
+    {NBL_INT8, NBL_HADAMARD_MAX, NBL_HADAMARD_MAX, NBL_CENTERING_ALL},
     {NBL_MXFP4, 32, 32, NBL_CENTERING_ALL},
     {NBL_MXFP4_16, 32, 32, NBL_CENTERING_ALL},
     {NBL_INT4P, NBL_HADAMARD_MAX, NBL_HADAMARD_MAX, NBL_CENTERING_ALL},

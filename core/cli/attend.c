@@ -76,7 +76,7 @@ static int read_capture(const attend_values *values, nbl_problem *out_problem, n
         return NBL_EXIT_FAILED;
     int code = nbl_capture_open(values->input, capture, fault);
     if (code == NBL_EXIT_OK) {
-        code = nbl_capture_read(capture, values->layer, out_problem, fault);
+        code = nbl_capture_read(capture, "layer", values->layer, out_problem, fault);
         nbl_capture_close(capture);
     }
     free(capture);
@@ -90,12 +90,22 @@ static int read_problem(const attend_values *values, nbl_problem *out_problem, n
     if (sources != 1)
         return nbl_fault_set(fault, NBL_EXIT_USAGE,
                              "--input, --q --k --v, --generate: exactly one source is needed, %d given", sources);
+    if (!values->generate) {
+        int code = nbl_shape_options_refuse(&values->shape, fault);
+        if (code != NBL_EXIT_OK)
+            return code;
+        if (!isnan(values->sink))
+            return nbl_fault_set(fault, NBL_EXIT_USAGE, "--sink: needs --generate");
+    }
     if (values->input)
         return read_capture(values, out_problem, fault);
     if (values->layer != NBL_LAYER_ONLY)
         return nbl_fault_set(fault, NBL_EXIT_USAGE, "--layer: needs --input");
-    if (values->generate)
-        return nbl_problem_make(&values->shape, values->generate, out_problem, fault);
+    if (values->generate) {
+        nbl_shape_options shape = values->shape;
+        nbl_shape_options_complete(&shape, NBL_Q_TOKENS_DEFAULT);
+        return nbl_problem_make(&shape, values->generate, out_problem, fault);
+    }
     if (!values->q || !values->k || !values->v)
         return nbl_fault_set(fault, NBL_EXIT_USAGE, "--%s: missing; --q, --k and --v go together",
                              !values->q   ? "q"
@@ -175,24 +185,28 @@ static json_t *result_json(const nbl_session *session, const attend_values *valu
                                "bits_per_element", nbl_json_real(nbl_pipeline_bits(problem, result)));
     json_t *time = json_pack("{s:o, s:o}", "append_ms", nbl_json_real(result->append_ms), "attend_ms",
                              nbl_json_real(result->attend_ms));
-    return json_pack("{s:s, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o}", "backend", session->backend, "recipe",
+    return json_pack("{s:s, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "backend", session->backend, "recipe",
                      values->run.recipe, "source", problem->source, "layer",
-                     values->input ? nbl_json_uint(problem->layer) : json_null(), "shape", shape_json(problem),
-                     "accuracy", measured, "memory", memory, "time", time, "decode", decode_json(result));
+                     values->input ? nbl_json_uint(problem->layer) : json_null(), "shape", shape_json(problem), "input",
+                     nbl_json_quant(&result->quant), "accuracy", measured, "memory", memory, "time", time, "decode",
+                     decode_json(result));
 }
 
 static void print_result(const nbl_session *session, const attend_values *values, const nbl_problem *problem,
                          const nbl_pipeline_result *result, const nbl_accuracy *accuracy)
 {
-    char used[32], full[32];
+    char used[32], full[32], figures[5][32];
     printf("backend   %s (%s)\n", session->backend, session->caps.isa);
     printf("problem   %s", problem->source);
     if (values->input)
         printf(" layer %u", problem->layer);
     printf(": nq %u, hq %u, hkv %u, d %u/%u, kv %u, window %u\n", problem->q_tokens, problem->q_heads,
            problem->kv_heads, problem->k_dim, problem->v_dim, problem->kv_tokens, problem->window);
-    printf("accuracy  %s: rel_l2 %.5f  gain %.6f  cos_mean %.6f  cos_min %.6f  lse_err %.5f\n", values->run.recipe,
-           accuracy->rel_l2, accuracy->gain, accuracy->cos_mean, accuracy->cos_min, accuracy->lse_err);
+    nbl_quant_print("input     ", &result->quant);
+    printf("accuracy  %s: rel_l2 %s  gain %s  cos_mean %s  cos_min %s  lse_err %s\n", values->run.recipe,
+           nbl_real_text(accuracy->rel_l2, 5, figures[0]), nbl_real_text(accuracy->gain, 6, figures[1]),
+           nbl_real_text(accuracy->cos_mean, 6, figures[2]), nbl_real_text(accuracy->cos_min, 6, figures[3]),
+           nbl_real_text(accuracy->lse_err, 5, figures[4]));
     printf("memory    %s in use, bf16 %s, %.3f bits per element\n", nbl_bytes_text(result->used_bytes, used),
            nbl_bytes_text(result->bf16_bytes, full), nbl_pipeline_bits(problem, result));
     printf("time      append %.3f ms, attend %.3f ms\n", result->append_ms, result->attend_ms);
@@ -207,10 +221,7 @@ static int judge(const attend_values *values, const nbl_pipeline_result *result,
     if (result->decode_differs > 0)
         return nbl_fault_set(fault, NBL_EXIT_FAILED, "--decode: %u of %u tokens differ from prefill",
                              result->decode_differs, result->decode_rows);
-    if (!isnan(values->max_error) && !(accuracy->rel_l2 <= values->max_error))
-        return nbl_fault_set(fault, NBL_EXIT_FAILED, "--max-error: rel_l2 %g is not within %g", accuracy->rel_l2,
-                             values->max_error);
-    return NBL_EXIT_OK;
+    return nbl_max_error_check(accuracy->rel_l2, values->max_error, fault);
 }
 
 static int attend_problem(nbl_session *session, const attend_values *values, const nbl_problem *problem,
@@ -224,6 +235,7 @@ static int attend_problem(nbl_session *session, const attend_values *values, con
     if (code == NBL_EXIT_OK && values->out)
         code = write_out(values->out, problem, &result, fault);
     if (code == NBL_EXIT_OK) {
+        nbl_quant_warn(&result.quant);
         nbl_accuracy accuracy = nbl_accuracy_measure(problem, &reference, result.o, result.lse);
         if (values->json)
             code = nbl_json_print(result_json(session, values, problem, &result, &accuracy), fault);
@@ -239,7 +251,7 @@ static int attend_problem(nbl_session *session, const attend_values *values, con
 
 static int attend_run(int argc, char **argv, nbl_fault *fault)
 {
-    attend_values values = {.shape = NBL_SHAPE_OPTIONS_DEFAULT,
+    attend_values values = {.shape = NBL_SHAPE_OPTIONS_UNSET,
                             .run = {.recipe = "kv4", .page_tokens = 64, .decode_tokens = UNSET_U32},
                             .layer = NBL_LAYER_ONLY,
                             .window = UNSET_U32,

@@ -638,16 +638,16 @@ static int check_values(const bench_values *values, nbl_fault *fault)
 
 static int bench_run(int argc, char **argv, nbl_fault *fault)
 {
-    bench_values values = {.shape = NBL_SHAPE_OPTIONS_DEFAULT,
+    bench_values values = {.shape = NBL_SHAPE_OPTIONS_UNSET,
                            .op_name = "attend",
                            .recipe = "kv4",
                            .batch = 1,
                            .page_tokens = 64,
                            .runs = 10};
-    values.shape.q_tokens = 1;
     nbl_list recipes;
     nbl_session session;
     int code = nbl_options_parse(&nbl_command_bench, argc, argv, &values, fault);
+    nbl_shape_options_complete(&values.shape, 1);
     if (code == NBL_EXIT_OK)
         code = check_values(&values, fault);
     if (code == NBL_EXIT_OK)

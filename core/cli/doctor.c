@@ -128,18 +128,37 @@ static void check_sim_result(findings *all, nbl_session *session)
     nbl_problem_free(&problem);
 }
 
+/* How far the last backend tried got (enum nbl_load_phase). */
+static uint32_t phase_reached(const nbl_session *session)
+{
+    nbl_load_attempt attempt;
+    return nbl_session_last_attempt(session, &attempt) ? attempt.phase : NBL_PHASE_NAME;
+}
+
+/* A message about a device does not name the file. */
+static void find_failure(findings *all, enum verdict verdict, const char *topic, const char *fix,
+                         const nbl_session *session, const nbl_fault *fault)
+{
+    nbl_load_attempt attempt;
+    bool device = nbl_session_last_attempt(session, &attempt) && attempt.phase == NBL_PHASE_DEVICE;
+    find(all, verdict, topic, fix, "%s%s%s", device ? attempt.path : "", device ? ": " : "", fault->text);
+}
+
 static void check_sim(findings *all, const char *backend_dir)
 {
     nbl_session session;
     nbl_fault fault = {""};
-    if (nbl_session_open_named(&session, "sim", backend_dir, &fault) != NBL_EXIT_OK) {
-        find(all, VERDICT_FAIL, "sim",
-             "install libnibble-backend-sim.so.1 in nibble/ beside libnibble, or set NIBBLE_BACKEND_DIR", "%s",
-             fault.text);
-        return;
+    if (nbl_session_probe(&session, "sim", backend_dir, &fault) == NBL_EXIT_OK) {
+        find(all, VERDICT_OK, "sim", "", "%s: isa %s, %u threads", session.path, session.caps.isa,
+             session.caps.threads);
+        check_sim_result(all, &session);
+    } else {
+        const char *fix = phase_reached(&session) <= NBL_PHASE_FIND
+                              ? "install libnibble-backend-sim.so.1 in nibble/ beside libnibble, or set "
+                                "NIBBLE_BACKEND_DIR"
+                              : "reinstall; runtime and backend do not fit";
+        find_failure(all, VERDICT_FAIL, "sim", fix, &session, &fault);
     }
-    find(all, VERDICT_OK, "sim", "", "%s: isa %s, %u threads", session.path, session.caps.isa, session.caps.threads);
-    check_sim_result(all, &session);
     nbl_session_close(&session);
 }
 
@@ -166,16 +185,28 @@ static void check_driver(findings *all)
         find(all, VERDICT_OK, "nvidia driver", "", "%s", version);
 }
 
+/* What stands between here and a GPU: the file, what it needs, the driver, or the device. The backend's word on the
+ * driver counts: in a container the kernel's half may be there without the library. */
+static const char *cuda_fix(const nbl_session *session, const nbl_fault *fault)
+{
+    uint32_t phase = phase_reached(session);
+    if (phase <= NBL_PHASE_FIND)
+        return "build or install libnibble-backend-cuda.so.1, or use --backend sim";
+    if (phase < NBL_PHASE_LOADED)
+        return "reinstall; runtime, backend and the libraries it needs do not fit";
+    if (strstr(fault->text, "driver"))
+        return "install or update the NVIDIA driver, or use --backend sim";
+    return "make a GPU visible (CUDA_VISIBLE_DEVICES, container runtime), or use --backend sim";
+}
+
 static void check_cuda(findings *all, const char *backend_dir)
 {
     nbl_session session;
     nbl_fault fault = {""};
-    if (nbl_session_open_named(&session, "cuda", backend_dir, &fault) != NBL_EXIT_OK) {
-        find(all, VERDICT_WARN, "cuda", "build or install libnibble-backend-cuda.so.1, or use --backend sim", "%s",
-             fault.text);
-        return;
-    }
-    find(all, VERDICT_OK, "cuda", "", "%s: %s, %s", session.path, session.caps.device_name, session.caps.isa);
+    if (nbl_session_probe(&session, "cuda", backend_dir, &fault) == NBL_EXIT_OK)
+        find(all, VERDICT_OK, "cuda", "", "%s: %s, %s", session.path, session.caps.device_name, session.caps.isa);
+    else
+        find_failure(all, VERDICT_WARN, "cuda", cuda_fix(&session, &fault), &session, &fault);
     nbl_session_close(&session);
 }
 
@@ -198,28 +229,29 @@ static void list_variables(findings *all)
     }
 }
 
-/* Loads as any program would, so that the runtime itself judges the variables. Must run before the checks that name a
- * backend: they take NIBBLE_BACKEND out of the environment. */
-static void check_environment(findings *all, const nbl_api_v1 *api, const char *backend_dir)
+/* Loads and opens as any program would, so that the runtime itself judges the variables. */
+static void check_environment(findings *all, const char *backend_dir)
 {
-    nbl_error err = NBL_INIT(nbl_error);
-    nbl_load_options load = NBL_INIT(nbl_load_options);
-    nbl_runtime *runtime = NULL;
-    bool asked = secure_getenv("NIBBLE_BACKEND") != NULL;
-    load.backend_dir = backend_dir;
-    load.log = nbl_session_drop_log;
-    list_variables(all);
-    nbl_status status = api->load(&load, &runtime, NULL, &err);
+    static const char sim_fix[] = "set NIBBLE_BACKEND=sim or use --backend sim";
+    const nbl_session_options options = {.backend_dir = backend_dir};
+    nbl_session session;
     nbl_fault fault = {""};
-    nbl_fault_from_api(&fault, NBL_EXIT_BACKEND, NULL, &err);
-    if (status == NBL_OK)
-        find(all, VERDICT_OK, "default backend", "", "%s", asked ? "loads, as NIBBLE_BACKEND says" : "cuda loads");
-    else if (asked || status == NBL_E_ENV)
+    bool asked = secure_getenv("NIBBLE_BACKEND") != NULL;
+    list_variables(all);
+    int code = nbl_session_try(&session, &options, &fault);
+    nbl_load_attempt last;
+    bool known = nbl_session_last_attempt(&session, &last);
+    if (code == NBL_EXIT_OK)
+        find(all, VERDICT_OK, "default backend", "", "%s opens%s", session.backend,
+             asked ? ", as NIBBLE_BACKEND says" : "");
+    else if (known && last.phase == NBL_PHASE_DEVICE)
+        find(all, asked ? VERDICT_FAIL : VERDICT_WARN, "default backend", sim_fix, "%s loads but cannot be opened: %s",
+             last.name, fault.text);
+    else if (asked || (known && last.status == NBL_E_ENV))
         find(all, VERDICT_FAIL, "environment", "correct or unset the variable", "%s", fault.text);
     else
-        find(all, VERDICT_WARN, "default backend", "set NIBBLE_BACKEND=sim or use --backend sim", "%s", fault.text);
-    if (runtime)
-        api->runtime_destroy(runtime, NULL);
+        find(all, VERDICT_WARN, "default backend", sim_fix, "%s", fault.text);
+    nbl_session_close(&session);
 }
 
 static void print_findings(const json_t *list)
@@ -240,6 +272,8 @@ static int doctor_run(int argc, char **argv, nbl_fault *fault)
     const nbl_api_v1 *api = NULL;
     int code = nbl_options_parse(&nbl_command_doctor, argc, argv, &values, fault);
     if (code == NBL_EXIT_OK)
+        code = nbl_session_check(&(nbl_session_options){.backend_dir = values.backend_dir}, fault);
+    if (code == NBL_EXIT_OK)
         code = nbl_session_api(&api, fault);
     if (code != NBL_EXIT_OK)
         return code;
@@ -247,7 +281,7 @@ static int doctor_run(int argc, char **argv, nbl_fault *fault)
     find(&all, VERDICT_OK, "runtime", "", "nibble %s: %s", NIBBLE_VERSION, api->build_info());
     check_cpu(&all);
     check_threads(&all);
-    check_environment(&all, api, values.backend_dir);
+    check_environment(&all, values.backend_dir);
     check_sim(&all, values.backend_dir);
     check_driver(&all);
     check_cuda(&all, values.backend_dir);

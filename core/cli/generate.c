@@ -129,6 +129,44 @@ int nbl_problem_generate(nbl_problem *problem, const char *name, uint64_t seed, 
     return NBL_EXIT_OK;
 }
 
+int nbl_shape_options_refuse(const nbl_shape_options *shape, nbl_fault *fault)
+{
+    const struct {
+        const char *name;
+        bool given;
+    } options[] = {
+        {"hq", shape->q_heads != 0},
+        {"hkv", shape->kv_heads != 0},
+        {"d", shape->k_dim != 0},
+        {"dv", shape->v_dim != 0},
+        {"kv", shape->kv_tokens != 0},
+        {"nq", shape->q_tokens != 0},
+        {"seed", shape->seed != NBL_SEED_UNSET},
+    };
+    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
+        if (options[i].given)
+            return nbl_fault_set(fault, NBL_EXIT_USAGE, "--%s: needs --generate", options[i].name);
+    }
+    return NBL_EXIT_OK;
+}
+
+static void set_unless_given(uint32_t *value, uint32_t standard)
+{
+    if (*value == 0)
+        *value = standard;
+}
+
+void nbl_shape_options_complete(nbl_shape_options *shape, uint32_t q_tokens_default)
+{
+    set_unless_given(&shape->q_heads, 8);
+    set_unless_given(&shape->kv_heads, 2);
+    set_unless_given(&shape->k_dim, 128);
+    set_unless_given(&shape->kv_tokens, 1024);
+    set_unless_given(&shape->q_tokens, q_tokens_default < shape->kv_tokens ? q_tokens_default : shape->kv_tokens);
+    if (shape->seed == NBL_SEED_UNSET)
+        shape->seed = 1;
+}
+
 int nbl_problem_make(const nbl_shape_options *shape, const char *name, nbl_problem *out_problem, nbl_fault *fault)
 {
     nbl_problem problem = {

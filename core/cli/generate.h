@@ -18,6 +18,8 @@ extern const char *const nbl_generate_names[];
 /** Fills q, k and v of an allocated problem. An unknown name is a fault that names --generate. */
 int nbl_problem_generate(nbl_problem *problem, const char *name, uint64_t seed, nbl_fault *fault);
 
+#define NBL_Q_TOKENS_DEFAULT 16u
+
 /** Sizes of a generated problem, as the command line gives them. */
 typedef struct nbl_shape_options {
     uint32_t q_heads;
@@ -29,10 +31,19 @@ typedef struct nbl_shape_options {
     uint64_t seed;
 } nbl_shape_options;
 
-#define NBL_SHAPE_OPTIONS_DEFAULT                                                               \
-    {                                                                                           \
-        .q_heads = 8, .kv_heads = 2, .k_dim = 128, .kv_tokens = 1024, .q_tokens = 16, .seed = 1 \
+#define NBL_SEED_UNSET UINT64_MAX /* above what --seed takes */
+
+/** Nothing given yet: sizes are 0, which no option takes. */
+#define NBL_SHAPE_OPTIONS_UNSET \
+    {                           \
+        .seed = NBL_SEED_UNSET  \
     }
+
+/** Wrong usage if a size or the seed was given: they describe generated problems, and the input is none. */
+int nbl_shape_options_refuse(const nbl_shape_options *shape, nbl_fault *fault);
+
+/** Sets what was not given; q_tokens becomes q_tokens_default, or kv_tokens if there are fewer. */
+void nbl_shape_options_complete(nbl_shape_options *shape, uint32_t q_tokens_default);
 
 /** Rows of an option table for a values struct with a nbl_shape_options field named shape. */
 #define NBL_SHAPE_OPTION_ROWS(type)                                                                                \
@@ -65,7 +76,7 @@ typedef struct nbl_shape_options {
          1,                                                                                                        \
          NBL_KV_TOKENS_MAX,                                                                                        \
          "N",                                                                                                      \
-         "query tokens: the last ones (default 16, bench 1)"},                                                     \
+         "query tokens: the last ones (default 16, or all if fewer; bench 1)"},                                    \
     {                                                                                                              \
         "seed", NBL_OPTION_U64, offsetof(type, shape.seed), 0, 0x1p53, "N", "of the random numbers (default 1)"    \
     }

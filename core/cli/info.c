@@ -37,50 +37,42 @@ static const char *phase_name(uint32_t phase)
     return phase < sizeof names / sizeof names[0] ? names[phase] : "unknown";
 }
 
-static json_t *attempt_json(const nbl_api_v1 *api, const nbl_load_attempt *attempt)
+/* reason NULL: the attempt's own message. An attempt that ended before the search has no name of its own. */
+static json_t *attempt_json(const nbl_api_v1 *api, const nbl_load_attempt *attempt, const char *name,
+                            const char *reason)
 {
     json_t *versions =
         attempt->phase >= NBL_PHASE_LOADED
             ? json_pack("{s:o, s:o, s:o}", "abi_minor", nbl_json_uint(attempt->abi_minor), "numerics",
                         nbl_json_uint(attempt->numerics_version), "layout", nbl_json_uint(attempt->layout_version))
             : json_null();
-    return json_pack("{s:o, s:o, s:s, s:s, s:o, s:o, s:o}", "name", nbl_json_text(attempt->name), "path",
+    return json_pack("{s:o, s:o, s:s, s:s, s:o, s:o, s:o}", "name",
+                     nbl_json_text(attempt->name && attempt->name[0] ? attempt->name : name), "path",
                      nbl_json_text(attempt->path), "status", api->status_name(attempt->status), "phase",
-                     phase_name(attempt->phase), "reason", nbl_json_text(nbl_message_text(attempt->message)),
-                     "description", nbl_json_text(attempt->description), "versions", versions);
+                     phase_name(attempt->phase), "reason",
+                     nbl_json_text(reason ? reason : nbl_message_text(attempt->message)), "description",
+                     nbl_json_text(attempt->description), "versions", versions);
 }
 
-/* A load that ended before there was anything to report. */
-static json_t *refusal_json(const char *name, const char *reason)
+/* What chose the backend, as the user knows it. */
+static const char *chooser_text(const nbl_session_options *options)
 {
-    return json_pack("{s:o, s:s, s:s, s:s, s:o, s:s, s:n}", "name", nbl_json_text(name), "path", "", "status",
-                     "refused", "phase", "name", "reason", nbl_json_text(reason), "description", "", "versions");
+    if (options->backend)
+        return "chosen by --backend";
+    return secure_getenv("NIBBLE_BACKEND") ? "chosen by NIBBLE_BACKEND" : "chosen by default";
 }
 
-/* Loads one name by itself, whatever the environment says, and reports all attempts. */
-static void probe_backend(const nbl_api_v1 *api, const char *name, const char *backend_dir, json_t *backends)
+/* Opens one backend by itself, whatever the environment says: it could have been chosen, or this is why not. */
+static json_t *probe_json(const nbl_api_v1 *api, const char *backend, const char *backend_dir)
 {
-    nbl_error err = NBL_INIT(nbl_error);
-    nbl_load_options load = NBL_INIT(nbl_load_options);
-    nbl_runtime *runtime = NULL;
-    nbl_report *report = NULL;
-    load.flags = NBL_LOAD_IGNORE_ENV;
-    load.backend = name;
-    load.backend_dir = backend_dir;
-    load.log = nbl_session_drop_log;
-    nbl_status status = api->load(&load, &runtime, &report, &err);
-    uint32_t count = report ? api->report_count(report) : 0;
-    for (uint32_t i = 0; i < count; i++) {
-        nbl_load_attempt attempt = NBL_INIT(nbl_load_attempt);
-        if (api->report_get(report, i, &attempt, NULL) == NBL_OK)
-            json_array_append_new(backends, attempt_json(api, &attempt));
-    }
-    if (count == 0)
-        json_array_append_new(backends,
-                              refusal_json(name, status == NBL_OK ? "no report" : nbl_message_text(err.message)));
-    api->report_free(report);
-    if (runtime)
-        api->runtime_destroy(runtime, NULL);
+    nbl_session probe;
+    nbl_fault fault = {""};
+    nbl_load_attempt attempt;
+    int code = nbl_session_probe(&probe, backend, backend_dir, &fault);
+    (void)nbl_session_last_attempt(&probe, &attempt);
+    json_t *entry = attempt_json(api, &attempt, backend, code == NBL_EXIT_OK ? "not chosen" : fault.text);
+    nbl_session_close(&probe);
+    return entry;
 }
 
 static bool is_known(const char *name)
@@ -92,20 +84,35 @@ static bool is_known(const char *name)
     return false;
 }
 
-static json_t *probe_all(const nbl_api_v1 *api, const nbl_session_options *options, const char *asked,
-                         const char *backend_dir)
+/* real is the load that counts: it says more than a probe about the backend it ended with. */
+static json_t *backend_json(const nbl_session *real, const nbl_session_options *options, const char *name)
+{
+    nbl_load_attempt last;
+    bool chosen = real->device != NULL;
+    if (nbl_session_last_attempt(real, &last)) {
+        if (chosen && strcmp(last.name, name) == 0)
+            return attempt_json(real->api, &last, name, chooser_text(options));
+        if (!chosen && !is_known(name) && last.phase == NBL_PHASE_NAME)
+            return attempt_json(real->api, &last, name, NULL);
+    }
+    return probe_json(real->api, name, options->backend_dir);
+}
+
+/* The known backends, the others asked for, and one chosen by its path. */
+static json_t *backends_json(const nbl_session *real, const nbl_session_options *options, const char *asked)
 {
     json_t *backends = json_array();
     nbl_list names = {0};
-    nbl_fault ignored; /* a bad list is what "chosen" reports */
-    if (options->backend_dir)
-        backend_dir = options->backend_dir;
+    nbl_fault ignored; /* a bad list is what "chosen_reason" reports */
     for (size_t i = 0; i < sizeof known_backends / sizeof known_backends[0]; i++)
-        probe_backend(api, known_backends[i], backend_dir, backends);
-    if (asked && nbl_list_split("backend", asked, &names, &ignored) == NBL_EXIT_OK) {
+        json_array_append_new(backends, backend_json(real, options, known_backends[i]));
+    if (asked && asked[0] == '/') {
+        if (!real->device || !is_known(real->backend))
+            json_array_append_new(backends, backend_json(real, options, real->device ? real->backend : asked));
+    } else if (asked && nbl_list_split("backend", asked, &names, &ignored) == NBL_EXIT_OK) {
         for (size_t i = 0; i < names.count; i++) {
             if (!is_known(names.items[i]))
-                probe_backend(api, names.items[i], backend_dir, backends);
+                json_array_append_new(backends, backend_json(real, options, names.items[i]));
         }
     }
     return backends;
@@ -164,53 +171,52 @@ static void print_text(const json_t *document)
         printf("         %s\n", text_of(backend, "reason"));
     }
     if (caps)
-        printf("chosen   %s: %s, isa %s, %d threads\n", text_of(chosen, "name"), text_of(caps, "device_name"),
-               text_of(caps, "isa"), (int)json_integer_value(json_object_get(caps, "threads")));
+        printf("chosen   %s: %s, isa %s, %d threads; %s\n", text_of(chosen, "name"), text_of(caps, "device_name"),
+               text_of(caps, "isa"), (int)json_integer_value(json_object_get(caps, "threads")),
+               text_of(document, "chosen_reason"));
     else
         printf("chosen   none: %s\n", text_of(document, "chosen_reason"));
 }
 
-/* Copies what a later load may have consumed. */
-static const char *keep_variable(const char *name, char *storage, size_t storage_bytes)
+/* reason says why no device could be opened, if none was. */
+static json_t *document_json(const nbl_session *session, const nbl_session_options *options, const nbl_fault *reason)
 {
-    const char *value = secure_getenv(name);
-    if (!value || strlen(value) >= storage_bytes)
-        return NULL;
-    return strcpy(storage, value);
+    const char *asked = options->backend ? options->backend : secure_getenv("NIBBLE_BACKEND");
+    json_t *chosen = session->device ? json_pack("{s:o, s:o, s:o}", "name", nbl_json_text(session->backend), "path",
+                                                 nbl_json_text(session->path), "caps", caps_json(&session->caps))
+                                     : json_null();
+    return json_pack("{s:o, s:o, s:o, s:o}", "runtime", runtime_json(session->api), "backends",
+                     backends_json(session, options, asked), "chosen", chosen, "chosen_reason",
+                     nbl_json_text(session->device ? chooser_text(options) : reason->text));
 }
 
 static int info_run(int argc, char **argv, nbl_fault *fault)
 {
     info_values values = {0};
-    const nbl_api_v1 *api = NULL;
-    nbl_session session = {0};
+    nbl_session session;
     nbl_fault reason = {""};
-    char backend_variable[1024], dir_variable[4096];
     int code = nbl_options_parse(&nbl_command_info, argc, argv, &values, fault);
     if (code == NBL_EXIT_OK)
-        code = nbl_session_api(&api, fault);
+        code = nbl_session_check(&values.session, fault);
     if (code != NBL_EXIT_OK)
         return code;
-    const char *asked = keep_variable("NIBBLE_BACKEND", backend_variable, sizeof backend_variable);
-    const char *dir = keep_variable("NIBBLE_BACKEND_DIR", dir_variable, sizeof dir_variable);
-    if (values.session.backend)
-        asked = values.session.backend;
-    int opened = nbl_session_open(&session, &values.session, &reason);
-    json_t *chosen = opened == NBL_EXIT_OK
-                         ? json_pack("{s:o, s:o, s:o}", "name", nbl_json_text(session.backend), "path",
-                                     nbl_json_text(session.path), "caps", caps_json(&session.caps))
-                         : json_null();
-    json_t *document = json_pack("{s:o, s:o, s:o, s:o}", "runtime", runtime_json(api), "backends",
-                                 probe_all(api, &values.session, asked, dir), "chosen", chosen, "chosen_reason",
-                                 opened == NBL_EXIT_OK ? json_null() : nbl_json_text(reason.text));
+    int opened = nbl_session_try(&session, &values.session, &reason);
+    if (opened == NBL_EXIT_USAGE || !session.report) {
+        nbl_session_close(&session);
+        *fault = reason;
+        return opened;
+    }
+    json_t *document = document_json(&session, &values.session, &reason);
     nbl_session_close(&session);
-    if (!values.json)
-        print_text(document);
-    if (values.json)
+    if (values.json) {
         code = nbl_json_print(document, fault);
-    else
+    } else {
+        print_text(document);
         json_decref(document);
-    if (code == NBL_EXIT_OK && opened != NBL_EXIT_OK && values.session.backend)
-        code = nbl_fault_set(fault, NBL_EXIT_BACKEND, "%.900s", reason.text);
+    }
+    if (code == NBL_EXIT_OK && opened != NBL_EXIT_OK && values.session.backend) {
+        *fault = reason;
+        code = opened;
+    }
     return code;
 }

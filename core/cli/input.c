@@ -134,7 +134,8 @@ static int read_metadata(const nbl_capture *capture, nbl_problem *problem, nbl_f
     return NBL_EXIT_OK;
 }
 
-static int pick_layer(const nbl_capture *capture, uint32_t layer, uint32_t *out_layer, nbl_fault *fault)
+static int pick_layer(const nbl_capture *capture, const char *option, uint32_t layer, uint32_t *out_layer,
+                      nbl_fault *fault)
 {
     char list[256] = "";
     size_t used = 0;
@@ -151,14 +152,15 @@ static int pick_layer(const nbl_capture *capture, uint32_t layer, uint32_t *out_
             used += (size_t)snprintf(list + used, sizeof list - used, "%s%u", i ? ", " : "", capture->layers[i]);
     }
     if (layer == NBL_LAYER_ONLY)
-        return nbl_fault_set(fault, NBL_EXIT_USAGE, "--layer: missing; the file holds layers %s", list);
-    return nbl_fault_set(fault, NBL_EXIT_USAGE, "--layer: no layer %u; the file holds layers %s", layer, list);
+        return nbl_fault_set(fault, NBL_EXIT_USAGE, "--%s: missing; the file holds layers %s", option, list);
+    return nbl_fault_set(fault, NBL_EXIT_USAGE, "--%s: no layer %u; the file holds layers %s", option, layer, list);
 }
 
-int nbl_capture_read(const nbl_capture *capture, uint32_t layer, nbl_problem *out_problem, nbl_fault *fault)
+int nbl_capture_read(const nbl_capture *capture, const char *option, uint32_t layer, nbl_problem *out_problem,
+                     nbl_fault *fault)
 {
     nbl_problem problem = {.source = "capture"};
-    int code = pick_layer(capture, layer, &problem.layer, fault);
+    int code = pick_layer(capture, option, layer, &problem.layer, fault);
     if (code == NBL_EXIT_OK)
         code = read_metadata(capture, &problem, fault);
     nbl_array arrays[3] = {{0}};

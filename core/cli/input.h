@@ -24,8 +24,10 @@ int nbl_capture_open(const char *path, nbl_capture *out_capture, nbl_fault *faul
 /** Closes it. */
 void nbl_capture_close(nbl_capture *capture);
 
-/** Reads one layer as f32. NBL_LAYER_ONLY stands for the only layer; several layers then are wrong usage of --layer. */
-int nbl_capture_read(const nbl_capture *capture, uint32_t layer, nbl_problem *out_problem, nbl_fault *fault);
+/** Reads one layer as f32. NBL_LAYER_ONLY stands for the only layer. A layer that is not there, or not
+ *  named where there are several, is wrong usage of the option. */
+int nbl_capture_read(const nbl_capture *capture, const char *option, uint32_t layer, nbl_problem *out_problem,
+                     nbl_fault *fault);
 
 /** Reads three .npy files of the shapes of a capture's tensors. */
 int nbl_problem_read_npy(const char *q_path, const char *k_path, const char *v_path, nbl_problem *out_problem,

@@ -94,6 +94,46 @@ void nbl_json_set_accuracy(json_t *object, const nbl_accuracy *accuracy)
     json_object_set_new(object, "lse_err", nbl_json_real(accuracy->lse_err));
 }
 
+json_t *nbl_json_quant(const nbl_quant_stats *quant)
+{
+    return json_pack("{s:o, s:o, s:o, s:o}", "nan_inputs", nbl_json_uint(quant->nan_inputs), "inf_inputs",
+                     nbl_json_uint(quant->inf_inputs), "saturated", nbl_json_uint(quant->saturated), "flushed",
+                     nbl_json_uint(quant->flushed));
+}
+
+void nbl_quant_print(const char *heading, const nbl_quant_stats *quant)
+{
+    if (quant->nan_inputs || quant->inf_inputs || quant->saturated || quant->flushed)
+        printf("%s%" PRIu64 " NaN, %" PRIu64 " infinite, %" PRIu64 " saturated elements, %" PRIu64
+               " vectors flushed to zero\n",
+               heading, quant->nan_inputs, quant->inf_inputs, quant->saturated, quant->flushed);
+}
+
+void nbl_quant_warn(const nbl_quant_stats *quant)
+{
+    if (quant->nan_inputs > 0 || quant->inf_inputs > 0)
+        fprintf(stderr,
+                "nibble: warning: K and V hold %" PRIu64 " NaN, stored as 0, and %" PRIu64
+                " infinite elements, clamped\n",
+                quant->nan_inputs, quant->inf_inputs);
+}
+
+const char *nbl_real_text(double value, int digits, char text[32])
+{
+    snprintf(text, 32, "%.*f", digits, value);
+    return isfinite(value) ? text : "n/a";
+}
+
+int nbl_max_error_check(double rel_l2, double max_error, nbl_fault *fault)
+{
+    if (isnan(max_error) || rel_l2 <= max_error)
+        return NBL_EXIT_OK;
+    if (!isfinite(rel_l2))
+        return nbl_fault_set(fault, NBL_EXIT_FAILED,
+                             "--max-error: rel_l2 is not defined: the input is not finite, or the reference is zero");
+    return nbl_fault_set(fault, NBL_EXIT_FAILED, "--max-error: rel_l2 %g is not within %g", rel_l2, max_error);
+}
+
 int nbl_json_print(json_t *document, nbl_fault *fault)
 {
     if (!document)

@@ -45,6 +45,21 @@ json_t *nbl_json_text(const char *text);
 /** Adds rel_l2, gain, cos_mean, cos_min, lse_err to an object. */
 void nbl_json_set_accuracy(json_t *object, const nbl_accuracy *accuracy);
 
+/** A JSON object of the counters nan_inputs, inf_inputs, saturated, flushed. */
+json_t *nbl_json_quant(const nbl_quant_stats *quant);
+
+/** Prints a line of the counters if one is not zero. */
+void nbl_quant_print(const char *heading, const nbl_quant_stats *quant);
+
+/** Warns on standard error, in one line, of input that holds NaN or infinities. */
+void nbl_quant_warn(const nbl_quant_stats *quant);
+
+/** A number with digits after the point; "n/a" if it is not finite. Returns text. */
+const char *nbl_real_text(double value, int digits, char text[32]);
+
+/** Fails with --max-error if rel_l2 is above the bound or not defined; a bound that is NaN was not given. */
+int nbl_max_error_check(double rel_l2, double max_error, nbl_fault *fault);
+
 /** Prints a document (may be NULL: no memory) and drops it. */
 int nbl_json_print(json_t *document, nbl_fault *fault);
 

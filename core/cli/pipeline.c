@@ -281,6 +281,7 @@ static int read_sizes(const pipeline *p, nbl_pipeline_result *result, nbl_fault 
     if (p->session->api->cache_stats(p->cache, &stats, &err) != NBL_OK)
         return nbl_fault_from_api(fault, NBL_EXIT_FAILED, "cache", &err);
     const nbl_problem *problem = p->problem;
+    result->quant = stats.quant;
     result->used_bytes = stats.used_bytes;
     result->total_bytes = stats.total_bytes;
     result->bf16_bytes = 2 * (uint64_t)problem->kv_tokens * problem->kv_heads * (problem->k_dim + problem->v_dim);

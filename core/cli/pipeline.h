@@ -18,11 +18,12 @@ typedef struct nbl_pipeline_options {
 
 /** What came out. */
 typedef struct nbl_pipeline_result {
-    float *o;             /**< [Tq, Hq, Dv] */
-    float *lse;           /**< [Tq, Hq], natural */
-    uint64_t used_bytes;  /**< codes and scales of the pages in use */
-    uint64_t total_bytes; /**< all the cache asked for */
-    uint64_t bf16_bytes;  /**< what K and V take in bf16 */
+    float *o;              /**< [Tq, Hq, Dv] */
+    float *lse;            /**< [Tq, Hq], natural */
+    uint64_t used_bytes;   /**< codes and scales of the pages in use */
+    uint64_t total_bytes;  /**< all the cache asked for */
+    uint64_t bf16_bytes;   /**< what K and V take in bf16 */
+    nbl_quant_stats quant; /**< what appending all tokens met */
     double append_ms;
     double attend_ms;
     uint32_t decode_rows;    /**< query tokens compared */

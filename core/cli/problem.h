@@ -27,7 +27,8 @@ typedef struct nbl_problem {
     float *v;   /**< [T, Hk, Dv] */
 } nbl_problem;
 
-/** Says whether the shapes fit together; exit_code is what a misfit means (wrong usage or wrong input). */
+/** Says whether the shapes fit together; exit_code is what a misfit means: wrong usage, which names the option,
+ *  or wrong input. */
 int nbl_problem_check(const nbl_problem *problem, int exit_code, nbl_fault *fault);
 
 /** Allocates q, k and v for the shapes set. */

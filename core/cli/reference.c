@@ -121,6 +121,14 @@ static double row_cosine(const sums *s)
     return norms > 0.0 || isnan(norms) ? s->or_ / norms : 0.0;
 }
 
+/* A distance from a reference that is zero: none, or not defined. */
+static double ratio(double numerator, double denominator, double both_zero)
+{
+    if (denominator != 0.0)
+        return numerator / denominator;
+    return numerator == 0.0 ? both_zero : NAN;
+}
+
 /* The larger one; NaN wins, so that it cannot hide. */
 static double worst(double a, double b)
 {
@@ -149,8 +157,8 @@ nbl_accuracy nbl_accuracy_measure(const nbl_problem *problem, const nbl_referenc
         worst_cosine_loss = worst(1.0 - cosine, worst_cosine_loss);
         lse_err = worst(lse_distance(lse[i], reference->lse[i]), lse_err);
     }
-    return (nbl_accuracy){.rel_l2 = sqrt(all.dd) / sqrt(all.rr),
-                          .gain = all.or_ / all.rr,
+    return (nbl_accuracy){.rel_l2 = ratio(sqrt(all.dd), sqrt(all.rr), 0.0),
+                          .gain = all.rr == 0.0 ? ratio(all.oo, all.rr, 1.0) : all.or_ / all.rr,
                           .cos_mean = cosine_sum / (double)rows,
                           .cos_min = 1.0 - worst_cosine_loss,
                           .lse_err = lse_err};

@@ -11,7 +11,8 @@ typedef struct nbl_reference {
     double *lse; /**< [Tq, Hq], natural */
 } nbl_reference;
 
-/** Distance of a result from the reference. */
+/** Distance of a result from the reference. Figures that are not defined are NaN: those of input that is not finite,
+ *  and rel_l2 and gain of a result that is not zero where the reference is. Zero against zero is a perfect match. */
 typedef struct nbl_accuracy {
     double rel_l2;   /**< |o - ref| / |ref| over all elements */
     double gain;     /**< <o, ref> / <ref, ref> */

@@ -14,7 +14,7 @@ int nbl_session_api(const nbl_api_v1 **out_api, nbl_fault *fault)
     return nbl_fault_from_api(fault, NBL_EXIT_FAILED, "libnibble", &err);
 }
 
-void nbl_session_drop_log(void *user, uint32_t level, const char *message)
+static void drop_line(void *user, uint32_t level, const char *message)
 {
     (void)user;
     (void)level;
@@ -55,41 +55,70 @@ static void let_options_win(const nbl_session_options *options)
         unsetenv("NIBBLE_SIM_ISA");
 }
 
-static int load(nbl_session *session, const nbl_session_options *options, const char *what, nbl_report **out_report,
+static int load(nbl_session *session, const nbl_session_options *options, uint32_t flags, const char *what,
                 nbl_fault *fault)
 {
     nbl_error err = NBL_INIT(nbl_error);
     nbl_load_options asked = NBL_INIT(nbl_load_options);
-    let_options_win(options);
+    asked.flags = flags;
     asked.backend = options->backend;
     asked.backend_dir = options->backend_dir;
-    asked.log = print_line;
+    asked.log = session->quiet ? drop_line : print_line;
     asked.client_name = "nibble";
-    if (session->api->load(&asked, &session->runtime, out_report, &err) == NBL_OK)
+    if (session->api->load(&asked, &session->runtime, &session->report, &err) == NBL_OK)
         return NBL_EXIT_OK;
     return nbl_fault_from_api(fault, NBL_EXIT_BACKEND, what, &err);
 }
 
-static void note_backend(nbl_session *session, const nbl_report *report)
+bool nbl_session_last_attempt(const nbl_session *session, nbl_load_attempt *out_attempt)
 {
-    for (uint32_t i = 0; i < session->api->report_count(report); i++) {
-        nbl_load_attempt attempt = NBL_INIT(nbl_load_attempt);
-        if (session->api->report_get(report, i, &attempt, NULL) != NBL_OK || attempt.status != NBL_OK)
-            continue;
-        snprintf(session->backend, sizeof session->backend, "%s", attempt.name);
-        snprintf(session->path, sizeof session->path, "%s", attempt.path);
-    }
+    uint32_t count = session->report ? session->api->report_count(session->report) : 0;
+    *out_attempt = (nbl_load_attempt)NBL_INIT(nbl_load_attempt);
+    return count > 0 && session->api->report_get(session->report, count - 1, out_attempt, NULL) == NBL_OK;
+}
+
+static void note_backend(nbl_session *session)
+{
+    nbl_load_attempt attempt;
+    if (!nbl_session_last_attempt(session, &attempt))
+        return;
+    snprintf(session->backend, sizeof session->backend, "%s", attempt.name);
+    snprintf(session->path, sizeof session->path, "%s", attempt.path);
+}
+
+static nbl_status open_with(nbl_session *session, uint32_t ordinal, uint32_t threads, const char *isa, nbl_error *err)
+{
+    nbl_device_options device = NBL_INIT(nbl_device_options);
+    device.ordinal = ordinal;
+    device.threads = threads;
+    device.isa = isa;
+    return session->api->open(session->runtime, &device, &session->device, err);
+}
+
+/* The option without which the device opens, or NULL: the backend's message does not know the names of options. */
+static const char *option_at_fault(nbl_session *session, const nbl_session_options *options)
+{
+    const char *name = NULL;
+    if (options->ordinal && open_with(session, 0, options->threads, options->isa, NULL) == NBL_OK)
+        name = "--device";
+    else if (options->isa && open_with(session, options->ordinal, options->threads, NULL, NULL) == NBL_OK)
+        name = "--isa";
+    else if (options->threads && open_with(session, options->ordinal, 0, options->isa, NULL) == NBL_OK)
+        name = "--threads";
+    if (name)
+        session->api->close(session->device, NULL);
+    session->device = NULL;
+    return name;
 }
 
 static int open_device(nbl_session *session, const nbl_session_options *options, const char *what, nbl_fault *fault)
 {
     nbl_error err = NBL_INIT(nbl_error);
-    nbl_device_options device = NBL_INIT(nbl_device_options);
-    device.ordinal = options->ordinal;
-    device.threads = options->threads;
-    device.isa = options->isa;
-    if (session->api->open(session->runtime, &device, &session->device, &err) != NBL_OK)
-        return nbl_fault_from_api(fault, NBL_EXIT_BACKEND, what, &err);
+    if (open_with(session, options->ordinal, options->threads, options->isa, &err) != NBL_OK) {
+        const char *name = option_at_fault(session, options);
+        return nbl_fault_from_api(fault, name ? NBL_EXIT_USAGE : NBL_EXIT_BACKEND, name ? name : what, &err);
+    }
+    note_backend(session);
     session->caps = (nbl_caps)NBL_INIT(nbl_caps);
     if (session->api->caps(session->device, &session->caps, &err) != NBL_OK)
         return nbl_fault_from_api(fault, NBL_EXIT_BACKEND, NULL, &err);
@@ -100,34 +129,52 @@ static int open_device(nbl_session *session, const nbl_session_options *options,
 }
 
 /* what names the option that chose the backend, or is NULL. */
-static int open_session(nbl_session *out_session, const nbl_session_options *options, const char *what,
+static int open_session(nbl_session *session, const nbl_session_options *options, uint32_t flags, const char *what,
                         nbl_fault *fault)
 {
+    int code = nbl_session_api(&session->api, fault);
+    if (code == NBL_EXIT_OK)
+        code = load(session, options, flags, what, fault);
+    if (code == NBL_EXIT_OK)
+        code = open_device(session, options, what, fault);
+    return code;
+}
+
+int nbl_session_check(const nbl_session_options *options, nbl_fault *fault)
+{
+    if (options->backend_dir && options->backend_dir[0] != '/')
+        return nbl_fault_set(fault, NBL_EXIT_USAGE, "--backend-dir: \"%.300s\" is not an absolute directory",
+                             options->backend_dir);
+    return NBL_EXIT_OK;
+}
+
+int nbl_session_open(nbl_session *out_session, const nbl_session_options *options, nbl_fault *fault)
+{
     *out_session = (nbl_session){0};
-    nbl_report *report = NULL;
-    int code = nbl_session_api(&out_session->api, fault);
+    int code = nbl_session_check(options, fault);
     if (code != NBL_EXIT_OK)
         return code;
-    code = load(out_session, options, what, &report, fault);
-    if (code == NBL_EXIT_OK)
-        code = open_device(out_session, options, what, fault);
-    if (code == NBL_EXIT_OK)
-        note_backend(out_session, report);
-    out_session->api->report_free(report);
+    let_options_win(options);
+    code = open_session(out_session, options, 0, options->backend ? "--backend" : NULL, fault);
     if (code != NBL_EXIT_OK)
         nbl_session_close(out_session);
     return code;
 }
 
-int nbl_session_open(nbl_session *out_session, const nbl_session_options *options, nbl_fault *fault)
+int nbl_session_try(nbl_session *out_session, const nbl_session_options *options, nbl_fault *fault)
 {
-    return open_session(out_session, options, options->backend ? "--backend" : NULL, fault);
+    *out_session = (nbl_session){.quiet = true};
+    let_options_win(options);
+    return open_session(out_session, options, 0, options->backend ? "--backend" : NULL, fault);
 }
 
-int nbl_session_open_named(nbl_session *out_session, const char *backend, const char *backend_dir, nbl_fault *fault)
+int nbl_session_probe(nbl_session *out_session, const char *backend, const char *backend_dir, nbl_fault *fault)
 {
-    const nbl_session_options options = {.backend = backend, .backend_dir = backend_dir};
-    return open_session(out_session, &options, NULL, fault);
+    const char *variable = secure_getenv("NIBBLE_BACKEND_DIR");
+    const char *usable = variable && variable[0] == '/' ? variable : NULL; /* the load that counts complains */
+    const nbl_session_options options = {.backend = backend, .backend_dir = backend_dir ? backend_dir : usable};
+    *out_session = (nbl_session){.quiet = true};
+    return open_session(out_session, &options, NBL_LOAD_IGNORE_ENV, NULL, fault);
 }
 
 void nbl_session_close(nbl_session *session)
@@ -136,8 +183,11 @@ void nbl_session_close(nbl_session *session)
         session->api->close(session->device, NULL);
     if (session->runtime)
         session->api->runtime_destroy(session->runtime, NULL);
+    if (session->report)
+        session->api->report_free(session->report);
     session->device = NULL;
     session->runtime = NULL;
+    session->report = NULL;
 }
 
 int nbl_session_alloc(nbl_session *session, uint64_t bytes, void **out_memory, nbl_fault *fault)

@@ -42,6 +42,8 @@ typedef struct nbl_session {
     const nbl_api_v1 *api;
     nbl_runtime *runtime;
     nbl_device *device;
+    nbl_report *report; /**< every backend tried, and how far it got */
+    bool quiet;         /**< log lines of the runtime are dropped */
     nbl_stream stream;
     nbl_caps caps;
     char backend[64]; /**< name of the backend loaded */
@@ -51,16 +53,25 @@ typedef struct nbl_session {
 /** Gets the application table. */
 int nbl_session_api(const nbl_api_v1 **out_api, nbl_fault *fault);
 
-/** Log callback that says nothing, for loads whose outcome is reported anyway. */
-void nbl_session_drop_log(void *user, uint32_t level, const char *message);
+/** Says whether the options can be used at all: a relative --backend-dir cannot. */
+int nbl_session_check(const nbl_session_options *options, nbl_fault *fault);
 
-/** Loads a backend and opens its device; NBL_EXIT_BACKEND and a fault if that is not possible. */
+/** Loads a backend and opens its device; NBL_EXIT_BACKEND and a fault if that is not possible, NBL_EXIT_USAGE if it
+ *  would be without --device, --isa or --threads, which the fault names. */
 int nbl_session_open(nbl_session *out_session, const nbl_session_options *options, nbl_fault *fault);
 
-/** Opens the first device of one backend, whatever the environment names; messages name no option. */
-int nbl_session_open_named(nbl_session *out_session, const char *backend, const char *backend_dir, nbl_fault *fault);
+/** The same without log lines, for outcomes that are reported anyway. The session keeps the report also on failure: it
+ *  is the caller's to close whatever is returned. */
+int nbl_session_try(nbl_session *out_session, const nbl_session_options *options, nbl_fault *fault);
 
-/** Closes device and runtime. */
+/** Opens the first device of one backend, a name or an absolute path, and of no other: of the environment only
+ *  NIBBLE_BACKEND_DIR counts, and only if backend_dir is NULL. Quiet, and closed, as nbl_session_try. */
+int nbl_session_probe(nbl_session *out_session, const char *backend, const char *backend_dir, nbl_fault *fault);
+
+/** What became of the last backend tried; strings live as long as the session. False if none was. */
+bool nbl_session_last_attempt(const nbl_session *session, nbl_load_attempt *out_attempt);
+
+/** Closes device, runtime and report. */
 void nbl_session_close(nbl_session *session);
 
 /** Allocates device memory; zeroed is not promised. */

@@ -62,7 +62,7 @@ NBL_FN float nbl_pow2(int32_t n)
 /** pow2(x) for an integer-valued x <= 127 of any size. */
 NBL_FN float nbl_pow2f(float x)
 {
-    return x < -126.0f ? 0.0f : nbl_pow2((int32_t)x);
+    return x >= -126.0f ? nbl_pow2((int32_t)x) : 0.0f; /* NaN gives 0 */
 }
 
 /** floor(log2 |x|) of a normal x, from its exponent field. */

@@ -204,6 +204,33 @@ static void append_tokens(nbl_device *device, const nbl_append_args *args)
     (void)device;
 }
 
+/* COMPUTE writes each sequence's row, so the rows of sequences with tokens must differ. */
+static nbl_status check_distinct_rows(const nbl_append_args *args, nbl_error *err)
+{
+    const nbl_centers *centers = &args->centers;
+    if (centers->rows == NULL || args->center_mode != NBL_CENTER_COMPUTE) {
+        return NBL_OK;
+    }
+    uint8_t *taken = sim_alloc(centers->row_count);
+    if (taken == NULL) {
+        return sim_fail(err, NBL_E_NO_MEMORY, "sim: no memory for a set of %u rows", centers->row_count);
+    }
+    memset(taken, 0, centers->row_count);
+    nbl_status status = NBL_OK;
+    for (uint32_t b = 0; status == NBL_OK && b < args->batch; ++b) {
+        if (args->seq_indptr[b + 1] == args->seq_indptr[b]) {
+            continue;
+        }
+        if (taken[centers->rows[b]]) {
+            status = sim_fail(err, NBL_E_OVERLAP, "sim: centers.rows[%u] is %d, another sequence's row too", b,
+                              centers->rows[b]);
+        }
+        taken[centers->rows[b]] = 1;
+    }
+    sim_free(taken);
+    return status;
+}
+
 static nbl_status check_args(const nbl_append_args *args, nbl_error *err)
 {
     uint64_t tokens = args->k.shape[0];
@@ -215,6 +242,9 @@ static nbl_status check_args(const nbl_append_args *args, nbl_error *err)
         status = sim_check_indptr("seq_indptr", args->seq_indptr, args->batch, tokens, err);
         if (status == NBL_OK) {
             status = sim_check_centers(&args->centers, args->batch, err);
+        }
+        if (status == NBL_OK) {
+            status = check_distinct_rows(args, err);
         }
     }
     return status;

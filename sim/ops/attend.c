@@ -17,8 +17,8 @@
 #include "tile.h"
 
 #define CHUNK_TILES (NBL_CHUNK_TOKENS / SIM_TILE)
-#define SLOPE_MAX 65536.0f          /* NUM 5.1 */
-#define SPLIT_BYTES_MAX (64u << 20) /* of chunk states kept in the workspace */
+#define SLOPE_MAX 65536.0f                   /* NUM 5.1 */
+#define SPLIT_BYTES_MAX (UINT64_C(32) << 20) /* of chunk states kept in the workspace */
 
 /* A query row brought to canonical form (NUM 5.1), in the workspace. */
 typedef struct query {
@@ -33,7 +33,7 @@ typedef struct plan {
     uint32_t k_dim;      /* padded */
     uint32_t v_dim;      /* padded */
     uint32_t block_rows; /* most rows of an item */
-    uint32_t blocks;     /* row blocks per sequence and kv head */
+    uint32_t blocks;     /* row blocks per sequence and kv head, of the longest sequence of the call */
     uint32_t first_chunk;
     uint32_t chunks;       /* in the range */
     int split;             /* one item per chunk, states kept in the workspace */
@@ -43,8 +43,7 @@ typedef struct plan {
     uint64_t queries_at;
     uint64_t codes_at;
     uint64_t states_at;
-    uint64_t scratch_at;
-    uint64_t scratch_bytes; /* per thread */
+    uint64_t scratch_bytes; /* of a thread, in the device */
     uint64_t bytes;
 } plan;
 
@@ -57,7 +56,6 @@ typedef struct call {
     query *queries;
     int8_t *codes;
     float *states;
-    uint8_t *scratch;
     nbl_page_layout layouts[NBL_REGIONS_MAX];
     uint32_t group_rows; /* Hq / Hk */
     float c;             /* fl(sm_scale * LOG2E), or fl(sm_scale / soft_cap) */
@@ -120,25 +118,23 @@ static uint32_t chunks_of(uint32_t tokens)
 }
 
 /* Whether a call is split depends on all chunks, whatever the range: no call within the bounds needs more workspace. */
-static plan make_plan(const nbl_device *device, const nbl_kv_shape *shape, uint32_t q_heads, uint64_t q_tokens,
-                      uint32_t q_len_max, uint32_t kv_len_max)
+static plan make_plan(const nbl_kv_shape *shape, uint32_t q_heads, uint64_t q_tokens, uint32_t q_len_max,
+                      uint32_t kv_len_max)
 {
     plan p = {0};
     uint64_t rows_per_head = (uint64_t)q_len_max * (q_heads / shape->kv_heads);
     p.k_dim = nbl_layout_dim_padded(shape->k_dim);
     p.v_dim = nbl_layout_dim_padded(shape->v_dim);
     p.block_rows = (uint32_t)(rows_per_head < SIM_ROWS_MAX ? rows_per_head : SIM_ROWS_MAX);
-    p.blocks = (uint32_t)((rows_per_head + SIM_ROWS_MAX - 1u) / SIM_ROWS_MAX);
     p.chunks = chunks_of(kv_len_max);
     p.rows = q_tokens * q_heads;
     p.state_floats = (uint64_t)p.v_dim + sizeof(nbl_state_head) / sizeof(float);
-    uint64_t states = p.rows * p.chunks * p.state_floats * sizeof(float);
-    p.split = p.chunks > 1u && states <= SPLIT_BYTES_MAX;
-    p.states_bytes = aligned(states < SPLIT_BYTES_MAX ? states : SPLIT_BYTES_MAX);
+    uint64_t row_bytes = p.chunks * p.state_floats * sizeof(float);
+    p.split = p.chunks > 1u && p.rows <= SPLIT_BYTES_MAX / row_bytes;
+    p.states_bytes = p.chunks <= 1u ? 0 : p.split ? aligned(p.rows * row_bytes) : SPLIT_BYTES_MAX;
     p.codes_at = aligned(p.rows * sizeof(query));
-    p.scratch_at = p.codes_at + aligned(p.rows * p.k_dim);
+    p.states_at = p.codes_at + aligned(p.rows * p.k_dim);
     p.scratch_bytes = scratch_bytes(&p);
-    p.states_at = p.scratch_at + p.scratch_bytes * device->threads;
     p.bytes = p.states_at + p.states_bytes;
     return p;
 }
@@ -156,12 +152,19 @@ static void restrict_plan(plan *p, uint32_t range_begin, uint32_t range_end)
 
 nbl_status sim_workspace_size(nbl_device *device, const nbl_op_desc *op, uint64_t *out_bytes, nbl_error *err)
 {
+    (void)device;
     (void)err;
     *out_bytes = 0;
     if (op->op == NBL_OP_ATTEND) {
-        *out_bytes = make_plan(device, op->shape, op->q_heads, op->q_tokens_max, op->q_len_max, op->kv_len_max).bytes;
+        *out_bytes = make_plan(op->shape, op->q_heads, op->q_tokens_max, op->q_len_max, op->kv_len_max).bytes;
     }
     return NBL_OK;
+}
+
+uint64_t sim_attend_scratch_bytes(void)
+{
+    plan largest = {.k_dim = NBL_DIM_PADDED_MAX, .v_dim = NBL_V_DIM_MAX, .block_rows = SIM_ROWS_MAX};
+    return scratch_bytes(&largest);
 }
 
 static void *carve(uint8_t **at, uint64_t bytes)
@@ -174,7 +177,7 @@ static void *carve(uint8_t **at, uint64_t bytes)
 static scratch *scratch_of(const call *c, uint32_t thread)
 {
     const plan *p = &c->plan;
-    uint8_t *at = c->scratch + thread * p->scratch_bytes;
+    uint8_t *at = c->device->scratch + thread * sim_attend_scratch_bytes();
     memset(at, 0, p->scratch_bytes); /* slots never loaded hold finite values */
     scratch *s = carve(&at, sizeof *s);
     s->tile.k_dim = p->k_dim;
@@ -209,7 +212,7 @@ static int32_t quantize_query(const float *x, uint32_t dim, uint32_t q_format, i
 /* offset of NUM 5.7. */
 static float center_offset(const call *c, uint32_t sequence, uint32_t kv_head, const int8_t *codes, float scale)
 {
-    if ((c->shape->centering & NBL_CENTERING_MEAN) == 0) {
+    if ((c->shape->centering & NBL_CENTERING_MEAN) == 0 || c->args->kv_len[sequence] == 0) {
         return 0.0f;
     }
     sim_center center = sim_center_at(&c->args->centers, c->shape, sequence, kv_head);
@@ -690,6 +693,17 @@ static nbl_status check_args(const nbl_attend_args *args, nbl_error *err)
     return status == NBL_OK ? check_slopes(args, err) : status;
 }
 
+/* Row blocks of the longest sequence: the bound may be far above it. */
+static uint32_t blocks_of(const nbl_attend_args *args)
+{
+    uint64_t most = 0;
+    for (uint32_t b = 0; b < args->batch; ++b) {
+        uint64_t q_len = (uint64_t)(args->q_indptr[b + 1] - args->q_indptr[b]);
+        most = q_len > most ? q_len : most;
+    }
+    return (uint32_t)((most * (args->q_heads / args->pool->shape->kv_heads) + SIM_ROWS_MAX - 1u) / SIM_ROWS_MAX);
+}
+
 static float default_scale(uint32_t k_dim)
 {
     return 1.0f / sqrtf((float)k_dim);
@@ -705,7 +719,8 @@ nbl_status sim_attend(nbl_device *device, const nbl_attend_args *args, nbl_error
         return status;
     }
     call c = {.device = device, .args = args, .shape = args->pool->shape};
-    c.plan = make_plan(device, c.shape, args->q_heads, args->q.shape[0], args->q_len_max, args->kv_len_max);
+    c.plan = make_plan(c.shape, args->q_heads, args->q.shape[0], args->q_len_max, args->kv_len_max);
+    c.plan.blocks = blocks_of(args);
     if (args->workspace_bytes < c.plan.bytes) {
         return sim_fail(err, NBL_E_NO_MEMORY, "sim: workspace_bytes is %llu (needed: %llu)",
                         (unsigned long long)args->workspace_bytes, (unsigned long long)c.plan.bytes);
@@ -715,7 +730,6 @@ nbl_status sim_attend(nbl_device *device, const nbl_attend_args *args, nbl_error
     c.queries = (query *)(void *)workspace;
     c.codes = (int8_t *)(workspace + c.plan.codes_at);
     c.states = (float *)(void *)(workspace + c.plan.states_at);
-    c.scratch = workspace + c.plan.scratch_at;
     c.group_rows = args->q_heads / c.shape->kv_heads;
     for (uint32_t i = 0; i < args->pool->region_count; ++i) {
         const nbl_region *region = &args->pool->regions[i];

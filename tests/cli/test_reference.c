@@ -3,6 +3,7 @@
 #include <criterion/criterion.h>
 #include <generate.h>
 #include <math.h>
+#include <output.h>
 #include <reference.h>
 #include <stdlib.h>
 #include <string.h>
@@ -138,6 +139,25 @@ Test(reference, accuracy_figures)
     assert_near(turned.rel_l2, sqrt(2.0), "rel_l2 of the row turned by 90 degrees");
     assert_near(turned.cos_min, 0.0, "its cosine");
     assert_near(turned.gain, 0.0, "its gain");
+}
+
+Test(reference, a_zero_reference_is_met_or_not)
+{
+    const double ref[2] = {0.0, 0.0};
+    nbl_fault fault = {""};
+    nbl_accuracy met = measured(ref, (const float[2]){0.0f, 0.0f}, 0.0, 0.0f);
+    cr_assert(met.rel_l2 == 0.0 && met.gain == 1.0 && met.cos_mean == 1.0, "zero against zero: rel_l2 %g, gain %g",
+              met.rel_l2, met.gain);
+    cr_assert(nbl_max_error_check(met.rel_l2, 0.0, &fault) == NBL_EXIT_OK, "%s", fault.text);
+    nbl_accuracy missed = measured(ref, (const float[2]){1.0f, 0.0f}, 0.0, 0.0f);
+    cr_assert(isnan(missed.rel_l2) && isnan(missed.gain), "x against zero: rel_l2 %g, gain %g", missed.rel_l2,
+              missed.gain);
+    cr_assert(nbl_max_error_check(missed.rel_l2, 1e6, &fault) == NBL_EXIT_FAILED, "not defined is within a bound");
+    cr_assert(strncmp(fault.text, "--max-error: rel_l2 is not defined", 34) == 0, "%s", fault.text);
+    cr_assert(nbl_max_error_check(missed.rel_l2, NAN, &fault) == NBL_EXIT_OK, "no bound was given");
+    char text[32];
+    cr_assert(strcmp(nbl_real_text(missed.rel_l2, 5, text), "n/a") == 0, "%s", text);
+    cr_assert(strcmp(nbl_real_text(0.25, 3, text), "0.250") == 0, "%s", text);
 }
 
 Test(reference, nan_cannot_hide)

@@ -73,8 +73,9 @@ Test(tool, usage_errors_name_the_option)
     assert_run(TOOL("plan", "--page", "1025"), 2, "nibble: --page: \"1025\" is not a whole number from 1 to 1024\n");
     assert_run(TOOL("plan", "--recipe", ""), 2, "nibble: --recipe: the value is empty\n");
     assert_run(TOOL("plan", "--d", "17"), 2,
-               "nibble: head dimension 17 of Q and K; multiples of 8 from 16 to 576 are allowed\n");
-    assert_run(TOOL("plan", "--hq", "7", "--hkv", "2"), 2, "nibble: 7 query heads are not a multiple of 2 kv heads\n");
+               "nibble: --d: head dimension 17 of Q and K; multiples of 8 from 16 to 576 are allowed\n");
+    assert_run(TOOL("plan", "--hq", "7", "--hkv", "2"), 2,
+               "nibble: --hq: 7 query heads are not a multiple of 2 kv heads\n");
     assert_run(TOOL("attend", "--sm-scale", "nan"), 2,
                "nibble: --sm-scale: \"nan\" is not a number from 5.96046e-08 to 65536\n");
     assert_run(TOOL("attend", "--generate", "cauchy"), 2,
@@ -87,7 +88,9 @@ Test(tool, usage_errors_name_the_option)
     assert_run(TOOL("attend", "--generate", "gaussian", "--out", "x.bin"), 2,
                "nibble: --out: \"x.bin\" ends neither in .npy nor in .safetensors\n");
     assert_run(TOOL("attend", "--generate", "gaussian", "--nq", "9", "--kv", "8"), 2,
-               "nibble: 9 query tokens; 1 to 8 (the number of keys) are allowed\n");
+               "nibble: --nq: 9 query tokens; 1 to 8 (the number of keys) are allowed\n");
+    assert_run(TOOL("bench", "--dv", "20"), 2,
+               "nibble: --dv: head dimension 20 of V; multiples of 8 from 16 to 512 are allowed\n");
     assert_run(TOOL("compare"), 2, "nibble: --input, --generate: exactly one source is needed, none given\n");
     assert_run(TOOL("compare", "--generate", "all", "--csv", "--json"), 2, "nibble: --csv: excludes --json\n");
     assert_run(TOOL("compare", "--generate", "gaussian", "--lengths", "1,,2"), 2,
@@ -104,9 +107,42 @@ Test(tool, errors_found_with_a_backend_name_the_option_too)
     assert_refused(TOOL("compare", "--generate", "gaussian", "--recipes", "kv5"), 2, "nibble: --recipe: ");
     assert_run(TOOL("compare", "--generate", "gaussian", "--kv", "64", "--lengths", "65"), 2,
                "nibble: --lengths: \"65\" is not a whole number from 1 to 64\n");
-    assert_refused(TOOL("attend", "--generate", "gaussian", "--isa", "mmx"), 3, "nibble: ");
+    assert_refused(TOOL("attend", "--generate", "gaussian", "--isa", "mmx"), 2, "nibble: --isa: ");
     assert_run(TOOL("attend", "--generate", "gaussian", "--soft-cap", "5"), 2,
                "nibble: --soft-cap: recipe kv4 centres K, which a cap forbids (NUM 4.3); add center=0 to --recipe\n");
+}
+
+Test(tool, sizes_of_generated_problems_need_generate)
+{
+    static const char *const options[][2] = {{"--hq", "8"},  {"--hkv", "2"}, {"--d", "128"},  {"--dv", "128"},
+                                             {"--kv", "64"}, {"--nq", "16"}, {"--seed", "1"}, {"--sink", "0"}};
+    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
+        const char *name = options[i][0], *value = options[i][1];
+        char text[64];
+        snprintf(text, sizeof text, "nibble: %s: needs --generate\n", name);
+        assert_run(TOOL("attend", "--input", "x", name, value), 2, text);
+        assert_run(TOOL("attend", "--q", "x", "--k", "y", "--v", "z", name, value), 2, text);
+        if (strcmp(name, "--sink") != 0)
+            assert_run(TOOL("compare", "--input", "x", name, value), 2, text);
+    }
+}
+
+Test(tool, query_tokens_are_as_many_as_there_are_keys)
+{
+    static const struct {
+        const char *kv;
+        double nq;
+    } cases[] = {{"1", 1}, {"5", 5}, {"16", 16}, {"17", 16}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        json_t *document = tool_json(TOOL("attend", "--json", "--generate", "gaussian", "--kv", cases[i].kv));
+        cr_assert(number_at(document, "shape.nq") == cases[i].nq, "kv %s: nq %g", cases[i].kv,
+                  number_at(document, "shape.nq"));
+        json_decref(document);
+        json_decref(tool_json(TOOL("compare", "--json", "--generate", "sinks", "--kv", cases[i].kv)));
+    }
+    json_t *list = tool_json(TOOL("bench", "--json", "--kv", "20", "--runs", "1"));
+    cr_assert(number_at(list, "0.nq") == 1.0, "bench: nq %g", number_at(list, "0.nq"));
+    json_decref(list);
 }
 
 Test(tool, output_that_cannot_be_written_is_a_failure)
@@ -141,6 +177,56 @@ Test(tool, info_lists_every_backend_and_the_choice)
                 "device_name isa formats k_dim_max v_dim_max page_tokens_max kv_tokens_max memory_bytes threads stream "
                 "deterministic graph_capture");
     json_decref(document);
+}
+
+/* Who chose sim, for all the ways to choose it; the other backend was not. */
+Test(tool, info_says_who_chose)
+{
+    static const struct {
+        const char *variable, *option;
+        const char *reason;
+    } cases[] = {
+        {"NIBBLE_BACKEND=sim", NULL, "chosen by NIBBLE_BACKEND"},
+        {"NIBBLE_BACKEND=nope", "--backend=sim", "chosen by --backend"},
+        {"NIBBLE_LOG=error", "--backend=sim", "chosen by --backend"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        json_t *document = tool_json(tool_run((const char *const[]){cases[i].variable, NULL},
+                                              (const char *const[]){"info", "--json", cases[i].option, NULL}));
+        cr_assert(strcmp(text_at(document, "chosen_reason"), cases[i].reason) == 0, "case %zu: %s", i,
+                  text_at(document, "chosen_reason"));
+        cr_assert(strcmp(text_at(document, "backends.1.reason"), cases[i].reason) == 0, "case %zu: sim: %s", i,
+                  text_at(document, "backends.1.reason"));
+        cr_assert(strstr(text_at(document, "backends.0.reason"), "chosen by") == NULL, "case %zu: cuda: %s", i,
+                  text_at(document, "backends.0.reason"));
+        cr_assert(json_array_size(json_object_get(document, "backends")) == 2, "case %zu", i);
+        json_decref(document);
+    }
+    json_t *none = tool_json(
+        tool_run((const char *const[]){"NIBBLE_BACKEND=nope", NULL}, (const char *const[]){"info", "--json", NULL}));
+    cr_assert(strcmp(text_at(none, "backends.1.reason"), "not chosen") == 0, "%s", text_at(none, "backends.1.reason"));
+    cr_assert(strcmp(text_at(none, "backends.2.name"), "nope") == 0, "an entry has no name");
+    json_decref(none);
+}
+
+Test(tool, wrong_session_options_are_wrong_usage)
+{
+    static const char *const commands[][5] = {
+        {"info"}, {"attend", "--generate", "gaussian"}, {"compare", "--generate", "gaussian"}, {"bench"}};
+    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
+        static const char *const cases[][3] = {{"--isa", "foo", "nibble: --isa: sim: isa is \"foo\""},
+                                               {"--device", "1", "nibble: --device: sim: device ordinal 1"},
+                                               {"--backend-dir", "rel", "nibble: --backend-dir: \"rel\" is not"}};
+        for (size_t j = 0; j < sizeof cases / sizeof cases[0]; j++) {
+            const char *arguments[8] = {cases[j][0]};
+            size_t count = 0;
+            for (; commands[i][count]; count++)
+                arguments[count] = commands[i][count];
+            arguments[count++] = cases[j][0];
+            arguments[count++] = cases[j][1];
+            assert_refused(tool_run((const char *const[]){"NIBBLE_BACKEND=sim", NULL}, arguments), 2, cases[j][2]);
+        }
+    }
 }
 
 Test(tool, info_without_a_usable_backend)
@@ -212,6 +298,63 @@ Test(tool, doctor_judges_variables)
     }
 }
 
+/* The text of the one line of a topic. */
+static const char *doctor_text(const json_t *list, const char *topic)
+{
+    size_t index;
+    json_t *item;
+    const char *text = NULL;
+    json_array_foreach (list, index, item) {
+        if (strcmp(text_at(item, "topic"), topic) != 0)
+            continue;
+        cr_assert(text == NULL, "%s twice", topic);
+        text = text_at(item, "text");
+    }
+    cr_assert(text != NULL, "no line %s", topic);
+    return text;
+}
+
+Test(tool, doctor_tries_each_backend_itself)
+{
+    static const char *const variables[] = {"NIBBLE_BACKEND=sim", "NIBBLE_BACKEND=cuda", "NIBBLE_BACKEND=bogus",
+                                            "NIBBLE_BACKEND="};
+    for (size_t i = 0; i < sizeof variables / sizeof variables[0]; i++) {
+        tool_result result =
+            tool_run((const char *const[]){variables[i], NULL}, (const char *const[]){"doctor", "--json", NULL});
+        json_t *list = json_loads(result.out, 0, NULL);
+        cr_assert(list != NULL && result.err[0] == '\0', "%s: %s%s", variables[i], result.out, result.err);
+        const char *sim = doctor_text(list, "sim"), *cuda = doctor_text(list, "cuda");
+        cr_assert(strstr(sim, "libnibble-backend-sim.so.1: isa ") != NULL, "%s: sim: %s", variables[i], sim);
+        cr_assert(strstr(cuda, "libnibble-backend-cuda.so.1") != NULL, "%s: cuda: %s", variables[i], cuda);
+        cr_assert(strstr(cuda, "backend-sim") == NULL, "%s: cuda: %s", variables[i], cuda);
+        if (i == 0)
+            cr_assert(strncmp(doctor_text(list, "default backend"), "sim opens", 9) == 0, "the default was not opened");
+        json_decref(list);
+        tool_free(&result);
+    }
+    assert_run(TOOL("doctor", "--backend-dir", "rel"), 2,
+               "nibble: --backend-dir: \"rel\" is not an absolute directory\n");
+}
+
+Test(tool, doctor_tells_a_missing_file_from_a_bad_one)
+{
+    static const char *const lines[] = {"warn  cuda: backend \"cuda\": no libnibble-backend-cuda.so.1 in: ",
+                                        "-> build or install libnibble-backend-cuda.so.1, or use --backend sim\n"};
+    char directory[256];
+    snprintf(directory, sizeof directory, "%s", scratch("libnibble-backend-cuda.so.1"));
+    *strrchr(directory, '/') = '\0';
+    tool_result missing = TOOL("doctor", "--backend-dir", directory);
+    if (strstr(missing.out, lines[0])) /* a plugin beside the runtime under test is found as well */
+        cr_assert(strstr(missing.out, lines[1]) != NULL, "%s", missing.out);
+    tool_free(&missing);
+    write_bytes(scratch("libnibble-backend-cuda.so.1"), "no ELF", 6);
+    tool_result bad = TOOL("doctor", "--backend-dir", directory);
+    cr_assert(strstr(bad.out, "warn  cuda: ") != NULL, "%s", bad.out);
+    cr_assert(strstr(bad.out, "-> reinstall; runtime, backend and the libraries it needs do not fit\n") != NULL, "%s",
+              bad.out);
+    tool_free(&bad);
+}
+
 /* ------------------------------------------------------------------------------------------------ plan */
 
 Test(tool, plan_adds_up)
@@ -279,7 +422,7 @@ Test(tool, attend_reports_accuracy_memory_and_time)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         json_t *document =
             tool_json(TOOL("attend", "--json", "--generate", "gaussian", "--kv", "1024", "--recipe", cases[i].recipe));
-        assert_keys(document, "backend recipe source layer shape accuracy memory time decode");
+        assert_keys(document, "backend recipe source layer shape input accuracy memory time decode");
         assert_keys(json_object_get(document, "shape"), "nq hq hkv d dv kv window");
         assert_keys(json_object_get(document, "accuracy"), ACCURACY_KEYS);
         assert_keys(json_object_get(document, "memory"), "used_bytes total_bytes bf16_bytes bits_per_element");
@@ -478,6 +621,8 @@ Test(tool, layers_must_be_named_and_exist)
                "nibble: --layer: missing; the file holds layers 3, 7\n");
     assert_run(TOOL("attend", "--input", scratch("two.safetensors"), "--layer", "4"), 2,
                "nibble: --layer: no layer 4; the file holds layers 3, 7\n");
+    assert_run(TOOL("compare", "--input", scratch("two.safetensors"), "--layers", "3,6"), 2,
+               "nibble: --layers: no layer 6; the file holds layers 3, 7\n");
 }
 
 Test(tool, npy_inputs_and_both_outputs_agree)
@@ -507,6 +652,86 @@ Test(tool, npy_inputs_and_both_outputs_agree)
     }
     free(npy);
     free(st);
+}
+
+/* Overwrites four bytes of a file, counted from its end. */
+static void patch_float(const char *path, size_t from_end, float value)
+{
+    size_t size = 0;
+    uint8_t *bytes = read_bytes(path, &size);
+    memcpy(bytes + size - from_end, &value, sizeof value);
+    write_bytes(path, bytes, size);
+    free(bytes);
+}
+
+#define WARNING "nibble: warning: K and V hold 2 NaN, stored as 0, and 1 infinite elements, clamped\n"
+
+Test(tool, attend_counts_input_that_is_not_finite)
+{
+    write_npy(scratch("q.npy"), 4, 2, 16, 1);
+    write_npy(scratch("k.npy"), 20, 1, 16, 2);
+    write_npy(scratch("v.npy"), 20, 1, 16, 3);
+    patch_float(scratch("k.npy"), 4 * 16 * 8, NAN);
+    patch_float(scratch("k.npy"), 4 * 16 * 9, NAN);
+    patch_float(scratch("v.npy"), 4 * 16 * 7, INFINITY);
+    tool_result json = TOOL("attend", "--json", "--q", scratch("q.npy"), "--k", scratch("k.npy"), "--v",
+                            scratch("v.npy"), "--recipe", "kv8");
+    cr_assert(json.exit_code == 0 && strcmp(json.err, WARNING) == 0, "exit %d: %s", json.exit_code, json.err);
+    json_t *document = json_loads(json.out, 0, NULL);
+    assert_keys(json_object_get(document, "input"), "nan_inputs inf_inputs saturated flushed");
+    cr_assert(number_at(document, "input.nan_inputs") == 2.0 && number_at(document, "input.inf_inputs") == 1.0,
+              "counters: %s", json.out);
+    cr_assert(json_is_null(json_object_get(json_object_get(document, "accuracy"), "rel_l2")), "%s", json.out);
+    json_decref(document);
+    tool_free(&json);
+    tool_result text = TOOL("attend", "--q", scratch("q.npy"), "--k", scratch("k.npy"), "--v", scratch("v.npy"),
+                            "--recipe", "kv8", "--max-error", "1");
+    cr_assert(text.exit_code == 1, "exit %d", text.exit_code);
+    cr_assert(strstr(text.out, "\ninput     2 NaN, 1 infinite, ") != NULL, "%s", text.out);
+    cr_assert(strstr(text.out, "rel_l2 n/a  gain n/a  cos_mean n/a") != NULL, "%s", text.out);
+    cr_assert(strstr(text.out, "nan") == NULL, "%s", text.out);
+    cr_assert(strcmp(text.err, WARNING "nibble: --max-error: rel_l2 is not defined: the input is not finite, or the "
+                                       "reference is zero\n") == 0,
+              "%s", text.err);
+    tool_free(&text);
+}
+
+Test(tool, compare_counts_input_that_is_not_finite)
+{
+    write_capture(scratch("nan.safetensors"), "F32", "");
+    patch_float(scratch("nan.safetensors"), 4, NAN); /* V of layer 7, last token */
+    tool_result result = TOOL("compare", "--json", "--input", scratch("nan.safetensors"), "--recipes", "kv8",
+                              "--lengths", "39,40", "--layers", "7,3", "--max-error", "1");
+    cr_assert(result.exit_code == 1, "exit %d", result.exit_code);
+    cr_assert(strstr(result.err, "hold 1 NaN") && strstr(result.err, "--max-error: rel_l2 is not defined"), "%s",
+              result.err);
+    json_t *document = json_loads(result.out, 0, NULL);
+    cr_assert(number_at(document, "rows.0.input.nan_inputs") == 0.0 && number_at(document, "rows.0.rel_l2") < 0.1,
+              "length 39: %s", result.out);
+    cr_assert(number_at(document, "rows.1.input.nan_inputs") == 1.0, "length 40: %s", result.out);
+    cr_assert(json_is_null(json_object_get(json_array_get(json_object_get(document, "rows"), 1), "rel_l2")),
+              "length 40: %s", result.out);
+    json_decref(document);
+    tool_free(&result);
+    tool_result text = TOOL("compare", "--input", scratch("nan.safetensors"), "--recipes", "kv8");
+    cr_assert(text.exit_code == 0, "exit %d", text.exit_code);
+    cr_assert(strstr(text.out, "  n/a") && !strstr(text.out, "nan"), "%s", text.out);
+    cr_assert(strstr(text.out, "\ninput of a row, at most: 1 NaN, 0 infinite, ") != NULL, "%s", text.out);
+    tool_free(&text);
+}
+
+Test(tool, zero_values_are_met_exactly)
+{
+    write_npy(scratch("q.npy"), 4, 2, 16, 1);
+    write_npy(scratch("k.npy"), 20, 1, 16, 2);
+    write_npy(scratch("v.npy"), 20, 1, 16, 3);
+    for (size_t i = 1; i <= 20 * 16; i++)
+        patch_float(scratch("v.npy"), 4 * i, 0.0f);
+    json_t *document = tool_json(TOOL("attend", "--json", "--q", scratch("q.npy"), "--k", scratch("k.npy"), "--v",
+                                      scratch("v.npy"), "--max-error", "0"));
+    cr_assert(number_at(document, "accuracy.rel_l2") == 0.0 && number_at(document, "accuracy.gain") == 1.0, "figures");
+    cr_assert(number_at(document, "accuracy.cos_min") == 1.0, "cosine");
+    json_decref(document);
 }
 
 Test(tool, outputs_are_whole_or_absent)
@@ -589,7 +814,7 @@ Test(tool, compare_crosses_recipes_sources_and_lengths)
     size_t index;
     json_t *row;
     json_array_foreach (rows, index, row)
-        assert_keys(row, "recipe source layer length " ACCURACY_KEYS);
+        assert_keys(row, "recipe source layer length input " ACCURACY_KEYS);
     cr_assert(strcmp(text_at(rows, "0.recipe"), "kv4,center=0") == 0, "recipe");
     cr_assert(number_at(rows, "0.length") == 10.0 && number_at(rows, "2.length") == 300.0, "lengths");
     cr_assert(number_at(rows, "0.rel_l2") != number_at(rows, "2.rel_l2"), "both lengths give the same figure");

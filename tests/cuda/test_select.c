@@ -63,7 +63,7 @@ Test(cuda_select, places_are_aligned_and_disjoint)
     b.batch = 13;
     b.k_dim = 80;
     cuda_plan p = cuda_plan_make(&b, 1000);
-    const uint64_t places[] = {p.sequences_at, p.queries_at, p.codes_at, p.states_at, p.scratch_at, p.bytes};
+    const uint64_t places[] = {p.sequences_at, p.queries_at, p.codes_at, p.states_at, p.bytes};
     const uint64_t sizes[] = {13 * 16, 13 * 32 * 16, 13 * 32 * 96, p.states_bytes, 1000};
     for (uint32_t i = 0; i < 5u; ++i) {
         cr_assert(places[i] % CUDA_WORKSPACE_ALIGNMENT == 0, "place %u is %llu", i, (unsigned long long)places[i]);
@@ -124,16 +124,4 @@ Test(cuda_select, range_leaves_its_chunks)
     p = cuda_plan_make(&b, 0);
     cuda_plan_restrict(&p, 40 * NBL_CHUNK_TOKENS, 90 * NBL_CHUNK_TOKENS);
     cr_assert(p.chunks == 0, "range past the cache: %u chunks", p.chunks);
-}
-
-Test(cuda_select, kernel_of_a_call)
-{
-    cr_assert(cuda_kernel_choose(1, 1, 4, 1, 1) == CUDA_KERNEL_DECODE, "decode");
-    cr_assert(cuda_kernel_choose(1, 1, 4, 0, 1) == CUDA_KERNEL_GENERIC, "decode that the fast kernel does not take");
-    cr_assert(cuda_kernel_choose(0, 1000, 4, 0, 1) == CUDA_KERNEL_PREFILL, "prefill");
-    cr_assert(cuda_kernel_choose(1, 1000, 4, 0, 1) == CUDA_KERNEL_PREFILL, "short prefill, split");
-    cr_assert(cuda_kernel_choose(0, 1000, 4, 1, 0) == CUDA_KERNEL_GENERIC,
-              "prefill that the fast kernel does not take");
-    cr_assert(cuda_kernel_choose(1, 16, 4, 1, 1) == CUDA_KERNEL_DECODE, "64 rows");
-    cr_assert(cuda_kernel_choose(1, 17, 4, 1, 1) == CUDA_KERNEL_PREFILL, "68 rows");
 }

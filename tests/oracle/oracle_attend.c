@@ -176,7 +176,7 @@ static float center_offset(const query_row *row)
     uint64_t at = center * shape->kv_heads + row->kv->head;
     int64_t sum = 0;
 
-    if ((shape->centering & NBL_CENTERING_MEAN) == 0) {
+    if ((shape->centering & NBL_CENTERING_MEAN) == 0 || row->args->kv_len[row->b] == 0) {
         return 0.0f;
     }
     for (uint32_t d = 0; d < shape->k_dim; d++) {

@@ -101,7 +101,7 @@ typedef struct nbl_cache_config {
     uint32_t sequences_max;
     uint64_t tokens_max;          /**< of all sequences together; decides how many pages there are */
     uint32_t sequence_tokens_max; /**< of one sequence; 0: tokens_max */
-    uint32_t workspace_mib;       /**< scratch memory in MiB; 0: 16. Calls that need more are cut between sequences */
+    uint32_t workspace_mib;       /**< scratch memory in MiB; 0: 64. Calls that need more are cut between sequences */
 } nbl_cache_config;
 
 /** Counters and sizes of a cache; every byte the backend was asked for is in one of them. */
@@ -414,7 +414,9 @@ typedef struct nbl_api_v1 {
      * Units      lse in natural logarithm, or base 2 with NBL_ATTEND_LSE_BASE2
      * Numerics   NUM 5.1 to 5.7, exact: a row depends on its query, the parameters and the stored vectors it may see;
      *            not on the batch, page order, threads, backend, or on how the work is cut
-     * Memory     inputs are not modified; outputs overlap nothing. Slots and table entries past kv_len are never read.
+     * Memory     inputs are not modified; the address ranges of outputs overlap nothing.
+     *            All table entries below kv_len name pages of the pool, whatever the rows see; slots and entries past
+     *            it are never read.
      * Ordering   see nbl_api_v1; launches depend on the host-side bounds alone, lengths are read on the device
      * @retval NBL_OK             also for Tq = 0
      * @retval NBL_E_INVALID      a shape, bound, flag or parameter is wrong or contradicts another; err names it
@@ -626,6 +628,7 @@ typedef struct nbl_api_v1 {
      * @retval NBL_OK
      * @retval NBL_E_INVALID      as attend
      * @retval NBL_E_NOT_FOUND    no such sequence
+     * @retval NBL_E_NO_MEMORY    one sequence alone needs more than workspace_mib
      * @retval NBL_E_RANGE        no such layer
      * @retval NBL_E_ALIGN        as attend
      * @retval NBL_E_OVERLAP      as attend

@@ -295,7 +295,8 @@ typedef struct nbl_centers {
     int8_t *codes; /**< int8 [rows, Hk, Dk], in the transformed domain (NUM 4.2); NULL without NBL_CENTERING_MEAN */
     uint8_t *exponents;  /**< uint8 [rows, Hk], biased by 127; NULL without NBL_CENTERING_MEAN */
     uint8_t *shifts;     /**< uint8 [rows, Hk, Dk], 0 to 7 (NUM 4.5); NULL without NBL_CENTERING_SHIFT */
-    const int32_t *rows; /**< [B] row of each sequence, or NULL: row b for sequence b */
+    const int32_t *rows; /**< [B] row of each sequence, or NULL: row b for sequence b; where centres are computed, those
+                              of sequences with tokens differ */
     uint32_t row_count;
     uint32_t reserved;
 } nbl_centers;

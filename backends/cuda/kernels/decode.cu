@@ -41,18 +41,6 @@ struct group_source {
     uint32_t v_format;
 };
 
-template <int KD, int VD> struct warp_memory {
-    alignas(128) uint8_t ring[RING][PART_BYTES];
-    alignas(128) uint8_t k_scales[2][GROUPS][SCALE_BYTES(KD)];
-    alignas(128) uint8_t v_scales[2][GROUPS][SCALE_BYTES(VD)];
-    group_source source[2][GROUPS];
-    uint2 q[KD / 32][32]; /* [k-step][lane]: the B operand of Q */
-};
-
-template <int KD, int VD, int RPL> struct shape {
-    static constexpr int warps = RPL == 1 && VD <= 128 ? 16 : 8;
-};
-
 /* The unit a warp works on. */
 struct unit {
     uint32_t sequence;
@@ -63,6 +51,19 @@ struct unit {
     uint32_t kv_len;
     uint32_t rows;
     const int32_t *pages;
+};
+
+template <int KD, int VD> struct warp_memory {
+    alignas(128) uint8_t ring[RING][PART_BYTES];
+    alignas(128) uint8_t k_scales[2][GROUPS][SCALE_BYTES(KD)];
+    alignas(128) uint8_t v_scales[2][GROUPS][SCALE_BYTES(VD)];
+    group_source source[2][GROUPS];
+    uint2 q[KD / 32][32]; /* [k-step][lane]: the B operand of Q */
+    unit u;
+};
+
+template <int KD, int VD, int RPL> struct shape {
+    static constexpr int warps = RPL == 1 && VD <= 128 ? 12 : 8; /* 16 would leave too few registers */
 };
 
 /* ---------------------------------------------------------------------------------------------- loading */
@@ -358,17 +359,32 @@ PTX_FN uint2 v_words(const uint8_t *part, uint32_t row_bytes, uint32_t quad, uin
     return *reinterpret_cast<const uint2 *>(part + quad * row_bytes + chunk * 16u + g % 2u * 8u);
 }
 
-/* Digits of X for four tokens and two blocks whose scales share a byte (int4p): X = 16 * P * m in each half of a word.
- */
-template <int RPL> PTX_FN void digits_int4p(uint32_t p, uint32_t scale_bytes, uint32_t parity, uint32_t (&out)[2][RPL])
+/* Weights of four tokens one by one, and 16 times each in both halves: what a multiplier of 1 makes of them. */
+struct spread_weights {
+    uint32_t weight[4];
+    uint32_t once[4];
+};
+
+PTX_FN spread_weights spread(uint32_t p)
+{
+    spread_weights w;
+#pragma unroll
+    for (uint32_t j = 0; j < 4u; ++j) {
+        w.weight[j] = ptx_prmt(p, 0, 0x4440u + j);
+        w.once[j] = w.weight[j] * 0x00100010u;
+    }
+    return w;
+}
+
+/* Digits of X for four tokens and two blocks whose scales share a byte (int4p): X = 16 * P * m in each half of a word. */
+template <int RPL>
+PTX_FN void digits_int4p(const spread_weights &w, uint32_t scale_bytes, uint32_t parity, uint32_t (&out)[2][RPL])
 {
     uint32_t shifted = scale_bytes << 4;
     uint32_t x[4];
 #pragma unroll
-    for (uint32_t j = 0; j < 4u; ++j) {
-        uint32_t weight = ptx_prmt(p, 0, 0x4440u + j);
-        uint32_t scale = ptx_prmt(shifted, scale_bytes, 0x0400u + j * 0x0101u) & 0x00f000f0u;
-        x[j] = weight * (scale + 0x00100010u);
+    for (uint32_t j = 0; j < 4u; ++j) { /* m - 1 of the low block in the low half, of the high one in the high half */
+        x[j] = w.weight[j] * (ptx_prmt(shifted, scale_bytes, 0x0400u + j * 0x0101u) & 0x00f000f0u) + w.once[j];
     }
 #pragma unroll
     for (uint32_t digit = 0; digit < (uint32_t)RPL; ++digit) {
@@ -421,6 +437,7 @@ PTX_FN void v_part_int4p(const uint8_t *part, const uint8_t *scales, uint32_t pi
 {
     constexpr int per_part = VD / 32 < 4 ? VD / 32 : 4; /* blocks of 32 */
     constexpr uint32_t row_bytes = per_part * 64;
+    const spread_weights w[2] = {spread(p[0]), spread(p[1])};
 #pragma unroll
     for (int i = 0; i < VD / 32; ++i) {
         if ((uint32_t)(i / per_part) != piece) {
@@ -428,8 +445,8 @@ PTX_FN void v_part_int4p(const uint8_t *part, const uint8_t *scales, uint32_t pi
         }
         const uint32_t *plane = reinterpret_cast<const uint32_t *>(scales + i * GROUP);
         uint32_t x[2][2][RPL]; /* quad, block, digit */
-        digits_int4p<RPL>(p[0], plane[t], g % 2u, x[0]);
-        digits_int4p<RPL>(p[1], plane[4u + t], g % 2u, x[1]);
+        digits_int4p<RPL>(w[0], plane[t], g % 2u, x[0]);
+        digits_int4p<RPL>(w[1], plane[4u + t], g % 2u, x[1]);
         uint2 w0 = v_words(part, row_bytes, t, i % per_part, g);
         uint2 w1 = v_words(part, row_bytes, 4u + t, i % per_part, g);
         uint32_t low[4] = {int4p_low(w0.x), int4p_low(w0.y), int4p_low(w1.x), int4p_low(w1.y)};
@@ -984,8 +1001,13 @@ __global__ void __launch_bounds__(shape<KD, VD, RPL>::warps * 32, 1)
     const uint32_t units = p.batch * p.kv_heads * p.chunks;
     for (uint32_t index = threadIdx.x / 32u * gridDim.x + blockIdx.x; index < units;
          index += shape<KD, VD, RPL>::warps * gridDim.x) {
-        unit u;
-        if (load_unit(p, index, u)) {
+        unit found;
+        if (load_unit(p, index, found)) {
+            if (lane == 0) {
+                m.u = found;
+            }
+            __syncwarp();
+            const unit &u = m.u;
             const uint32_t first = u.first_tile * CUDA_TILE_TOKENS;
             walker<KD, VD, RPL> w = {p, m, u, lane, lane / 4u, lane % 4u};
             w.next = {u.first_tile, 0, 0, 0, first / p.pages.page_tokens, first % p.pages.page_tokens};
@@ -1041,12 +1063,6 @@ int nbl_cuda_decode_supports(const attend_params *p)
         }
     }
     return p->cap == 0.0f && p->alibi_slopes == NULL && p->tree_mask == NULL;
-}
-
-uint64_t nbl_cuda_decode_scratch_bytes(const attend_bounds *bounds)
-{
-    (void)bounds;
-    return 0;
 }
 
 cudaError_t nbl_cuda_attend_decode(const attend_params *p, cudaStream_t stream)

@@ -223,7 +223,7 @@ static __device__ void prepare_rows(const attend_params &p, uint32_t block, uint
         query.offset = 0.0f;
         query.bias = -128 * sum;
         query.sequence = (int32_t)sequence;
-        if (centering.codes != NULL) {
+        if (centering.codes != NULL && p.kv_len[sequence] > 0) { /* NUM 5.7 */
             query.offset = (float)dot * nbl_pow2(nbl_e8m0_decode_slot(*centering.exponent)) * query.scale;
         }
         p.queries[row] = query;
