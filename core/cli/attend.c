@@ -94,8 +94,6 @@ static int read_problem(const attend_values *values, nbl_problem *out_problem, n
         int code = nbl_shape_options_refuse(&values->shape, fault);
         if (code != NBL_EXIT_OK)
             return code;
-        if (!isnan(values->sink))
-            return nbl_fault_set(fault, NBL_EXIT_USAGE, "--sink: needs --generate");
     }
     if (values->input)
         return read_capture(values, out_problem, fault);

@@ -38,8 +38,8 @@ Test(cache_recipe, hadamard_blocks_fit_the_dimensions)
     static const struct {
         const char *name;
         uint32_t k_dim, v_dim, k, v;
-    } rows[] = {{"kv4", 128, 128, 128, 128}, {"kv4", 576, 512, 64, 256}, {"kv4", 80, 72, 16, 8},
-                {"kv4", 256, 96, 256, 32},   {"k4v8", 192, 128, 64, 128},  {"mxkv4", 128, 128, 32, 32},
+    } rows[] = {{"kv4", 128, 128, 128, 128}, {"kv4", 576, 512, 64, 256},  {"kv4", 80, 72, 16, 8},
+                {"kv4", 256, 96, 256, 32},   {"k4v8", 192, 128, 64, 128}, {"mxkv4", 128, 128, 32, 32},
                 {"mxkv4", 80, 80, 16, 16},   {"kv8", 128, 128, 128, 128}};
     const nbl_api_v1 *api = api_get();
     nbl_error err = NBL_INIT(nbl_error);

@@ -34,7 +34,7 @@ static attend_bounds prefill_bounds(void)
 Test(cuda_select, decode_is_split_whatever_its_size)
 {
     attend_bounds b = decode_bounds();
-    cuda_plan small = cuda_plan_make(&b, 0);
+    cuda_plan small = cuda_plan_make(&b);
     cr_assert(small.split == 1, "16 rows are not split");
     cr_assert(small.chunks == 32, "%u chunks in 32768 tokens", small.chunks);
     cr_assert(small.states_bytes == UINT64_C(16) * 32 * 32 * 132 * 4, "%llu bytes of states",
@@ -42,7 +42,7 @@ Test(cuda_select, decode_is_split_whatever_its_size)
     b.batch = 1024;
     b.q_tokens = 1024;
     b.kv_len_max = 131072;
-    cuda_plan large = cuda_plan_make(&b, 0);
+    cuda_plan large = cuda_plan_make(&b);
     cr_assert(large.split == 1, "many sequences are not split");
     cr_assert(large.states_bytes == UINT64_C(1024) * 32 * 128 * 132 * 4, "%llu bytes of states",
               (unsigned long long)large.states_bytes);
@@ -51,7 +51,7 @@ Test(cuda_select, decode_is_split_whatever_its_size)
 Test(cuda_select, prefill_is_not_split)
 {
     attend_bounds b = prefill_bounds();
-    cuda_plan p = cuda_plan_make(&b, 0);
+    cuda_plan p = cuda_plan_make(&b);
     cr_assert(p.split == 0, "a prefill of 32768 rows is split");
     cr_assert(p.states_bytes == CUDA_SPLIT_BYTES_MAX, "%llu bytes of states", (unsigned long long)p.states_bytes);
 }
@@ -62,7 +62,7 @@ Test(cuda_select, places_are_aligned_and_disjoint)
     b.q_tokens = 13;
     b.batch = 13;
     b.k_dim = 80;
-    cuda_plan p = cuda_plan_make(&b, 1000);
+    cuda_plan p = cuda_plan_make(&b);
     const uint64_t places[] = {p.sequences_at, p.queries_at, p.codes_at, p.states_at, p.bytes};
     const uint64_t sizes[] = {13 * 16, 13 * 32 * 16, 13 * 32 * 96, p.states_bytes, 1000};
     for (uint32_t i = 0; i < 5u; ++i) {
@@ -83,7 +83,7 @@ Test(cuda_select, larger_bounds_need_no_less)
             b.q_heads = heads[h];
             b.q_len_max = lengths[i];
             b.q_tokens = (uint64_t)b.batch * lengths[i];
-            uint64_t bytes = cuda_plan_make(&b, 0).bytes;
+            uint64_t bytes = cuda_plan_make(&b).bytes;
             cr_assert(bytes >= before, "q_len_max %u needs %llu bytes, less than %llu", lengths[i],
                       (unsigned long long)bytes, (unsigned long long)before);
             before = bytes;
@@ -100,8 +100,8 @@ Test(cuda_select, prefill_bounds_hold_a_decode)
     attend_bounds narrow = wide;
     narrow.q_len_max = 1;
     narrow.q_tokens = 256;
-    cuda_plan outer = cuda_plan_make(&wide, 0);
-    cuda_plan inner = cuda_plan_make(&narrow, 0);
+    cuda_plan outer = cuda_plan_make(&wide);
+    cuda_plan inner = cuda_plan_make(&narrow);
     cr_assert(inner.split == 1 && inner.states_bytes <= outer.states_bytes, "%llu bytes of states in %llu",
               (unsigned long long)inner.states_bytes, (unsigned long long)outer.states_bytes);
     cr_assert(inner.bytes <= outer.bytes, "%llu bytes in %llu", (unsigned long long)inner.bytes,
@@ -111,17 +111,17 @@ Test(cuda_select, prefill_bounds_hold_a_decode)
 Test(cuda_select, range_leaves_its_chunks)
 {
     attend_bounds b = decode_bounds();
-    cuda_plan p = cuda_plan_make(&b, 0);
+    cuda_plan p = cuda_plan_make(&b);
     uint64_t bytes = p.bytes;
     cuda_plan_restrict(&p, 0, 0);
     cr_assert(p.first_chunk == 0 && p.chunks == 32, "no range: chunks %u, %u", p.first_chunk, p.chunks);
     cuda_plan_restrict(&p, 4 * NBL_CHUNK_TOKENS, 6 * NBL_CHUNK_TOKENS);
     cr_assert(p.first_chunk == 4 && p.chunks == 2, "chunks %u, %u", p.first_chunk, p.chunks);
     cr_assert(p.bytes == bytes, "the range changed the workspace");
-    p = cuda_plan_make(&b, 0);
+    p = cuda_plan_make(&b);
     cuda_plan_restrict(&p, 31 * NBL_CHUNK_TOKENS, 90 * NBL_CHUNK_TOKENS);
     cr_assert(p.first_chunk == 31 && p.chunks == 1, "end past the cache: chunks %u, %u", p.first_chunk, p.chunks);
-    p = cuda_plan_make(&b, 0);
+    p = cuda_plan_make(&b);
     cuda_plan_restrict(&p, 40 * NBL_CHUNK_TOKENS, 90 * NBL_CHUNK_TOKENS);
     cr_assert(p.chunks == 0, "range past the cache: %u chunks", p.chunks);
 }

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """accuracy.py NIBBLE: what the recipes promise, held against the captured tensors of a real model.
 
-Fails unless, for every layer and length of the capture: kv8 stays below 0.03 in relative L2, kv4 below mxkv4, k4v8 below
-kv4, and mxkv4 below qk4v8.
+Fails unless, for every layer and length of the capture: kv8 stays below 0.03 in relative L2, kv4 below mxkv4, k4v8
+below kv4, and mxkv4 below qk4v8.
 """
 
 from __future__ import annotations

@@ -376,7 +376,7 @@ PTX_FN spread_weights spread(uint32_t p)
     return w;
 }
 
-/* Digits of X for four tokens and two blocks whose scales share a byte (int4p): X = 16 * P * m in each half of a word. */
+/* Digits of X for four tokens and two blocks whose scales share a byte (int4p): X = 16 * P * m in either half. */
 template <int RPL>
 PTX_FN void digits_int4p(const spread_weights &w, uint32_t scale_bytes, uint32_t parity, uint32_t (&out)[2][RPL])
 {
