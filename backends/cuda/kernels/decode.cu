@@ -17,6 +17,8 @@
  * 1 the low digit takes the even column, the high digit the odd one. All V paths give 256 times the sum.
  */
 #include "attend.h"
+#include "e2m1.h"
+#include "e8m0.h"
 #include "exp2grid.h"
 #include "merge.h"
 #include "ptx/ptx.cuh"
@@ -281,6 +283,31 @@ PTX_FN void k_step_int8(const uint8_t *part, uint32_t step_in_part, uint32_t hal
     ptx_mma_m16n8k32_us(s, a, q);
 }
 
+#define E2M1_CODE(x) (x)
+
+/* Byte i: factor * magnitude of E2M1 code first + i, plus 1. */
+static constexpr __host__ __device__ uint32_t up_entries(int first, int factor)
+{
+    constexpr int codes[16] = {NBL_E2M1_CODES(E2M1_CODE)};
+    uint32_t word = 0;
+    for (int i = 0; i < 4; ++i) {
+        word |= (uint32_t)(factor * codes[first + i] + 1) << (8 * i);
+    }
+    return word;
+}
+
+/* Byte i: minus factor * that magnitude; -1 for 0, whose negative is never stored. */
+static constexpr __host__ __device__ uint32_t down_entries(int first, int factor)
+{
+    constexpr int codes[16] = {NBL_E2M1_CODES(E2M1_CODE)};
+    uint32_t word = 0;
+    for (int i = 0; i < 4; ++i) {
+        int magnitude = factor * codes[first + i];
+        word |= ((uint32_t)(magnitude == 0 ? -1 : -magnitude) & 0xffu) << (8 * i);
+    }
+    return word;
+}
+
 /* One k-step of mxfp4, which is one block: PRMT looks codes up, a set sign bit making it replicate the entry's sign.
  * From the table of magnitude + 1 that is 0, from the table of -magnitude (with a negative entry for 0, unused) -1: the
  * sum of both products is that of the codes. The block's shift is applied to the sums. */
@@ -289,7 +316,8 @@ PTX_FN void k_step_mxfp4(const uint8_t *part, const uint8_t *scales, uint32_t st
                          uint32_t half, const uint32_t (&q)[2], const uint32_t (&least)[2], uint32_t g, uint32_t t,
                          int32_t (&s)[4])
 {
-    constexpr uint32_t up_low = 0x04030201u, up_high = 0x0d090705u, down_low = 0xfdfeffffu, down_high = 0xf4f8fafcu;
+    constexpr uint32_t up_low = up_entries(0, 1), up_high = up_entries(4, 1);
+    constexpr uint32_t down_low = down_entries(0, 1), down_high = down_entries(4, 1);
     uint2 w = k_words(part, 4u * step_in_part + t, t, half, g);
     uint32_t turned[2] = {ptx_prmt(q[0], q[1], 0x5140u), ptx_prmt(q[0], q[1], 0x7362u)};
     uint32_t up[4] = {ptx_prmt(up_low, up_high, w.x), ptx_prmt(up_low, up_high, w.y),
@@ -478,7 +506,8 @@ PTX_FN void v_part_mxfp4(const uint8_t *part, const uint8_t *scales, uint32_t pi
 {
     constexpr int per_part = VD / 32 < 4 ? VD / 32 : 4;
     constexpr uint32_t row_bytes = per_part * 64;
-    constexpr uint32_t up_low = 0x19110901u, up_high = 0x61413121u, down_low = 0xe8f0f8ffu, down_high = 0xa0c0d0e0u;
+    constexpr uint32_t up_low = up_entries(0, 8), up_high = up_entries(4, 8);
+    constexpr uint32_t down_low = down_entries(0, 8), down_high = down_entries(4, 8);
     uint32_t least[2] = {least_bytes<VD>(scales, t), least_bytes<VD>(scales, 4u + t)};
 #pragma unroll
     for (int i = 0; i < VD / 32; ++i) {
