@@ -39,6 +39,10 @@ static const nbl_api_v1 api = {
     .seq_truncate = nbl_api_seq_truncate,
     .cache_append = nbl_api_cache_append,
     .cache_attend = nbl_api_cache_attend,
+    .seq_fork = nbl_api_seq_fork,
+    .seq_truncate_batch = nbl_api_seq_truncate_batch,
+    .seq_drop_prefix = nbl_api_seq_drop_prefix,
+    .cache_verify = nbl_api_cache_verify,
 };
 
 static nbl_status check_request(const nbl_api_request *request, nbl_error *err)

@@ -165,7 +165,7 @@ nbl_status nbl_api_merge(nbl_device *device, const nbl_merge_args *args, nbl_err
 nbl_status nbl_api_recipe_parse(const char *name, uint32_t k_dim, uint32_t v_dim, nbl_recipe *out_recipe,
                                 nbl_error *err);
 
-/* cache/cache.c */
+/* cache/ */
 nbl_status nbl_api_cache_plan(const nbl_cache_config *config, nbl_cache_stats *out_stats, nbl_error *err);
 nbl_status nbl_api_cache_create(nbl_device *device, const nbl_cache_config *config, nbl_cache **out_cache,
                                 nbl_error *err);
@@ -176,6 +176,11 @@ nbl_status nbl_api_seq_free(nbl_cache *cache, uint64_t sequence, nbl_error *err)
 nbl_status nbl_api_seq_length(nbl_cache *cache, uint64_t sequence, uint32_t layer, uint32_t *out_tokens,
                               nbl_error *err);
 nbl_status nbl_api_seq_truncate(nbl_cache *cache, uint64_t sequence, uint32_t tokens, nbl_error *err);
+nbl_status nbl_api_seq_fork(nbl_cache *cache, uint64_t parent, uint32_t tokens, uint64_t *out_child, nbl_error *err);
+nbl_status nbl_api_seq_truncate_batch(nbl_cache *cache, const uint64_t *sequences, const uint32_t *tokens,
+                                      uint32_t batch, nbl_error *err);
+nbl_status nbl_api_seq_drop_prefix(nbl_cache *cache, uint64_t sequence, uint32_t tokens, nbl_error *err);
+nbl_status nbl_api_cache_verify(nbl_cache *cache, nbl_error *err);
 nbl_status nbl_api_cache_append(nbl_cache *cache, const nbl_cache_append_args *args, nbl_error *err);
 nbl_status nbl_api_cache_attend(nbl_cache *cache, const nbl_cache_attend_args *args, nbl_error *err);
 

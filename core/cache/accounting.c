@@ -10,10 +10,15 @@
 #include <string.h>
 
 #define TOKENS_MAX ((uint64_t)INT32_MAX)
+/* NUM 4.2: fewer tokens give no centre, more are not looked at. */
+#define CENTER_TOKENS_LEAST 32u
+#define CENTER_TOKENS_MOST 1024u
 #define WORKSPACE_MIB_DEFAULT 64u
 #define WORKSPACE_MIB_MAX (1u << 20)
 /* Page table entries per page: a batch of equal sequences needs one, an uneven batch more. */
 #define TABLE_ENTRIES_PER_PAGE 4u
+/* Longer lists of pages are cut into several calls. */
+#define LIST_ENTRIES_MOST 4096u
 
 static uint64_t min_u64(uint64_t a, uint64_t b)
 {
@@ -60,52 +65,85 @@ static nbl_status config_in(nbl_cache_config *c, const nbl_cache_config *config,
     const uint64_t sequence_most = min_u64(c->tokens_max, NBL_KV_TOKENS_MAX);
     NBL_TRY(nbl_value_check("", "sequence_tokens_max", c->sequence_tokens_max, 0, sequence_most, err));
     NBL_TRY(nbl_value_check("", "workspace_mib", c->workspace_mib, 0, WORKSPACE_MIB_MAX, err));
+    NBL_TRY(nbl_reserved_check("nbl_cache_config", c->reserved, err));
+    if (c->center_tokens == 0)
+        c->center_tokens = CENTER_TOKENS_MOST;
+    NBL_TRY(nbl_value_check("", "center_tokens", c->center_tokens, CENTER_TOKENS_LEAST, CENTER_TOKENS_MOST, err));
     if (c->sequence_tokens_max == 0)
         c->sequence_tokens_max = (uint32_t)sequence_most;
     return NBL_OK;
 }
 
-/* Appends a region of pages, packed layer after layer, and adds its bytes to the plan's. */
-static nbl_status region_add(nbl_plan *plan, uint32_t k_format, uint32_t v_format, uint64_t pages, nbl_error *err)
+/* ------------------------------------------------------------------------------------------------ classes */
+
+/* Places [0, *end) that are not of the last class, as int8 pages. */
+static uint32_t sink_places(const nbl_cache_config *c, uint64_t most)
 {
-    const nbl_kv_shape *shape = &plan->config.shape;
-    const nbl_page_layout layout = nbl_layout_page(shape, k_format, v_format);
-    const uint64_t page_bytes = (layout.code_page_bytes + layout.scale_page_bytes) * shape->layers;
-    const nbl_axis axis = {pages + plan->pages, page_bytes};
-    uint64_t span;
-    /* One more page than there is, of this region's size, for all regions: keeps every sum below far from 2^64. */
-    if (pages + plan->pages > TOKENS_MAX || !nbl_axes_span(&axis, 1, page_bytes, &span))
-        return NBL_REFUSE(err, NBL_E_INVALID,
-                          "tokens_max is %" PRIu64 " with %u layers (needed: fewer than 2^31 pages "
-                          "and 2^62 bytes)",
-                          plan->config.tokens_max, shape->layers);
-    plan->page_bytes[plan->region_count] = page_bytes;
-    plan->regions[plan->region_count++] = (nbl_region){.k_format = k_format,
-                                                       .v_format = v_format,
-                                                       .first_page = plan->pages,
-                                                       .page_count = (uint32_t)pages,
-                                                       .code_page_stride = layout.code_page_bytes,
-                                                       .code_layer_stride = layout.code_page_bytes * pages,
-                                                       .scale_page_stride = layout.scale_page_bytes,
-                                                       .scale_layer_stride = layout.scale_page_bytes * pages};
+    const bool mixed = c->sink_tokens > 0 && !(c->k_format == NBL_INT8 && c->v_format == NBL_INT8);
+    return mixed ? (uint32_t)min_u64(ceil_div(c->sink_tokens, c->shape.page_tokens), most) : 0u;
+}
+
+/* Appends a class of pages to every layer group and adds its bytes to the plan's. A page lies in one piece, layer after
+ * layer, so that moving it takes one copy of codes and one of scales per group. */
+static nbl_status class_add(nbl_plan *plan, uint32_t k_format, uint32_t v_format, uint64_t pages, nbl_error *err)
+{
+    nbl_class *c = &plan->classes[plan->class_count];
+    *c = (nbl_class){.first_page = plan->pages, .page_count = (uint32_t)pages};
+    for (uint32_t g = 0; g < plan->group_count; ++g) {
+        nbl_layer_group *group = &plan->groups[g];
+        const nbl_page_layout layout = nbl_layout_page(&group->shape, k_format, v_format);
+        const uint64_t code_bytes = layout.code_page_bytes * group->shape.layers;
+        const uint64_t scale_bytes = layout.scale_page_bytes * group->shape.layers;
+        const nbl_axis axis = {pages + plan->pages, code_bytes + scale_bytes};
+        uint64_t span;
+        /* One more page than there is, of this class's size, for all classes: keeps every sum below far from 2^64. */
+        if (pages + plan->pages > TOKENS_MAX || !nbl_axes_span(&axis, 1, code_bytes + scale_bytes, &span))
+            return NBL_REFUSE(err, NBL_E_INVALID,
+                              "tokens_max is %" PRIu64 " with %u layers (needed: fewer than 2^31 pages "
+                              "and 2^62 bytes)",
+                              plan->config.tokens_max, plan->config.shape.layers);
+        c->page_bytes += code_bytes + scale_bytes;
+        group->regions[plan->class_count] = (nbl_region){.k_format = k_format,
+                                                         .v_format = v_format,
+                                                         .first_page = plan->pages,
+                                                         .page_count = (uint32_t)pages,
+                                                         .code_page_stride = code_bytes,
+                                                         .code_layer_stride = layout.code_page_bytes,
+                                                         .scale_page_stride = scale_bytes,
+                                                         .scale_layer_stride = layout.scale_page_bytes};
+        group->code_bytes += code_bytes * pages;
+        group->scale_bytes += scale_bytes * pages;
+        plan->code_bytes += code_bytes * pages;
+        plan->scale_bytes += scale_bytes * pages;
+    }
+    plan->class_count++;
     plan->pages += (uint32_t)pages;
-    plan->code_bytes += layout.code_page_bytes * pages * shape->layers;
-    plan->scale_bytes += layout.scale_page_bytes * pages * shape->layers;
     return NBL_OK;
 }
 
-static nbl_status regions_plan(nbl_plan *plan, nbl_error *err)
+/* Adds places [begin, end) with a class of their own. */
+static nbl_status places_add(nbl_plan *plan, uint32_t k_format, uint32_t v_format, uint32_t begin, uint32_t end,
+                             nbl_error *err)
+{
+    const uint64_t pages = pages_needed(&plan->config, begin, end - begin);
+    plan->places[plan->place_count++] = (nbl_place_run){end, plan->class_count};
+    return class_add(plan, k_format, v_format, pages > 0 ? pages : 1u, err);
+}
+
+static nbl_status classes_plan(nbl_plan *plan, nbl_error *err)
 {
     const nbl_cache_config *c = &plan->config;
     const uint64_t most = ceil_div(c->sequence_tokens_max, c->shape.page_tokens);
-    const bool mixed = c->sink_tokens > 0 && !(c->k_format == NBL_INT8 && c->v_format == NBL_INT8);
-    const uint64_t sink = mixed ? min_u64(ceil_div(c->sink_tokens, c->shape.page_tokens), most) : 0;
+    const uint32_t sinks = sink_places(c, most);
     plan->sequence_pages_max = (uint32_t)most;
-    plan->sink_pages = (uint32_t)sink;
-    if (mixed)
-        NBL_TRY(region_add(plan, NBL_INT8, NBL_INT8, pages_needed(c, 0, sink), err));
-    const uint64_t main_pages = pages_needed(c, sink, most - sink);
-    return region_add(plan, c->k_format, c->v_format, main_pages > 0 ? main_pages : 1u, err);
+    plan->group_count = plan->layer_count = 1;
+    plan->groups[0].shape = c->shape;
+    plan->layers[0] = (nbl_layer_run){0, c->shape.layers, 0, 0};
+    if (sinks > 0)
+        NBL_TRY(places_add(plan, NBL_INT8, NBL_INT8, 0, sinks, err));
+    NBL_TRY(places_add(plan, c->k_format, c->v_format, sinks, (uint32_t)most, err));
+    plan->places[plan->place_count - 1u].end = UINT32_MAX;
+    return NBL_OK;
 }
 
 /* Reserves bytes at *end and returns their offset. */
@@ -122,18 +160,21 @@ static void metadata_plan(nbl_plan *plan)
     const uint64_t table_most = sequences * plan->sequence_pages_max;
     nbl_metadata_layout *m = &plan->metadata;
     plan->slots_max = (uint64_t)plan->pages * plan->config.shape.page_tokens;
+    plan->list_entries = (uint32_t)min_u64(plan->pages, LIST_ENTRIES_MOST);
     plan->table_entries = min_u64(table_most, (uint64_t)TABLE_ENTRIES_PER_PAGE * plan->pages);
     m->slots = reserve(&m->bytes, plan->slots_max * sizeof(int64_t));
-    m->append_small = reserve(&m->bytes, 3u * sequences * sizeof(int32_t));
+    m->append_small = reserve(&m->bytes, 6u * sequences * sizeof(int32_t));
     m->attend_small = reserve(&m->bytes, 4u * sequences * sizeof(int32_t));
     m->table = reserve(&m->bytes, plan->table_entries * sizeof(int32_t));
+    m->lists = reserve(&m->bytes, 3u * plan->list_entries * sizeof(int32_t));
     m->stats = reserve(&m->bytes, sizeof(nbl_quant_stats));
 }
 
 static void centers_plan(nbl_plan *plan)
 {
     const nbl_kv_shape *shape = &plan->config.shape;
-    const uint64_t vectors = (uint64_t)shape->layers * plan->config.sequences_max * shape->kv_heads;
+    plan->center_rows = plan->config.sequences_max;
+    const uint64_t vectors = (uint64_t)shape->layers * plan->center_rows * shape->kv_heads;
     if (shape->centering == 0)
         return;
     if ((shape->centering & NBL_CENTERING_MEAN) != 0) {
@@ -148,7 +189,7 @@ nbl_status nbl_plan_make(nbl_plan *plan, const nbl_cache_config *config, nbl_err
 {
     memset(plan, 0, sizeof *plan);
     NBL_TRY(config_in(&plan->config, config, err));
-    NBL_TRY(regions_plan(plan, err));
+    NBL_TRY(classes_plan(plan, err));
     metadata_plan(plan);
     centers_plan(plan);
     const uint32_t mib = plan->config.workspace_mib;
@@ -166,9 +207,9 @@ nbl_cache_stats nbl_plan_stats(const nbl_plan *plan)
     stats.workspace_bytes = plan->workspace_bytes;
     stats.total_bytes =
         plan->code_bytes + plan->scale_bytes + plan->center_bytes + plan->metadata.bytes + plan->workspace_bytes;
-    stats.region_count = plan->region_count;
-    for (uint32_t i = 0; i < plan->region_count; ++i)
-        stats.pages_total[i] = plan->regions[i].page_count;
+    stats.region_count = plan->class_count;
+    for (uint32_t i = 0; i < plan->class_count; ++i)
+        stats.pages_total[i] = plan->classes[i].page_count;
     return stats;
 }
 

@@ -25,7 +25,7 @@ extern "C" {
 #endif
 
 #define NBL_ABI_MAJOR 1u /**< changes when a struct or slot changes its meaning */
-#define NBL_ABI_MINOR 0u /**< grows when fields or slots are appended (abi/CHANGELOG.md) */
+#define NBL_ABI_MINOR 1u /**< grows when fields or slots are appended (abi/CHANGELOG.md) */
 
 /** A loaded backend; owns nothing of a device. */
 typedef struct nbl_runtime nbl_runtime;
@@ -102,6 +102,9 @@ typedef struct nbl_cache_config {
     uint64_t tokens_max;          /**< of all sequences together; decides how many pages there are */
     uint32_t sequence_tokens_max; /**< of one sequence; 0: tokens_max */
     uint32_t workspace_mib;       /**< scratch memory in MiB; 0: 64. Calls that need more are cut between sequences */
+    uint32_t center_tokens; /**< since 1.1: the centre comes from at most so many first tokens of a sequence, whatever
+                                 the first append brings; 32..1024, 0: 1024 (NUM 4.2) */
+    uint32_t reserved;
 } nbl_cache_config;
 
 /** Counters and sizes of a cache; every byte the backend was asked for is in one of them. */
@@ -118,8 +121,10 @@ typedef struct nbl_cache_stats {
     uint32_t pages_used[NBL_REGIONS_MAX];
     uint32_t region_count;
     uint32_t sequences;
-    uint64_t tokens;
+    uint64_t tokens; /**< of all sequences; what forks share counts for each of them */
     nbl_quant_stats quant;
+    uint64_t forks;       /**< since 1.1: seq_fork calls that succeeded */
+    uint64_t page_copies; /**< since 1.1: pages copied before a write, because others held them too */
 } nbl_cache_stats;
 
 /** One sequence's part of a batched append. */
@@ -587,11 +592,12 @@ typedef struct nbl_api_v1 {
      */
     nbl_status (*seq_length)(nbl_cache *cache, uint64_t sequence, uint32_t layer, uint32_t *out_tokens, nbl_error *err);
 
-    /** Drops all tokens at positions >= tokens, in every layer, and gives whole pages back.
+    /** Drops all tokens at positions >= tokens, in every layer, and gives whole pages back. The bytes of the tokens that
+     * stay do not change.
      *
      * @retval NBL_OK
      * @retval NBL_E_NOT_FOUND  no such sequence
-     * @retval NBL_E_RANGE      no layer has that many tokens
+     * @retval NBL_E_RANGE      no layer has that many tokens, or drop_prefix has dropped more
      * @since ABI 1.0
      */
     nbl_status (*seq_truncate)(nbl_cache *cache, uint64_t sequence, uint32_t tokens, nbl_error *err);
@@ -629,7 +635,7 @@ typedef struct nbl_api_v1 {
      * @retval NBL_E_INVALID      as attend
      * @retval NBL_E_NOT_FOUND    no such sequence
      * @retval NBL_E_NO_MEMORY    one sequence alone needs more than workspace_mib
-     * @retval NBL_E_RANGE        no such layer
+     * @retval NBL_E_RANGE        no such layer, or a row sees tokens that seq_drop_prefix has dropped
      * @retval NBL_E_ALIGN        as attend
      * @retval NBL_E_OVERLAP      as attend
      * @retval NBL_E_UNSUPPORTED  as supports
@@ -637,6 +643,58 @@ typedef struct nbl_api_v1 {
      * @since ABI 1.0
      */
     nbl_status (*cache_attend)(nbl_cache *cache, const nbl_cache_attend_args *args, nbl_error *err);
+
+    /* -------------------------------------------------------------------------------------------- managed cache, 1.1 */
+
+    /** Creates a sequence that holds the first tokens of another one; no byte is copied.
+     *
+     * Every layer of the child has min(tokens, its length in the parent) tokens. Parent and child share pages and
+     * centres. A page that both hold is copied when one of them appends into it, so neither ever sees the other's
+     * tokens. A prefix dropped by the parent is dropped for the child.
+     *
+     * @param tokens     UINT32_MAX: all
+     * @param out_child  a handle, as of seq_create
+     * @retval NBL_OK
+     * @retval NBL_E_NOT_FOUND  no such parent
+     * @retval NBL_E_RANGE      tokens is less than what the parent has dropped
+     * @retval NBL_E_NO_MEMORY  sequences_max of them exist
+     * @since ABI 1.1
+     */
+    nbl_status (*seq_fork)(nbl_cache *cache, uint64_t parent, uint32_t tokens, uint64_t *out_child, nbl_error *err);
+
+    /** seq_truncate of a batch: sequences[b] to tokens[b], all of them or none.
+     *
+     * @retval NBL_OK
+     * @retval NBL_E_INVALID    a sequence appears twice, or a pointer is NULL
+     * @retval NBL_E_NOT_FOUND  no such sequence
+     * @retval NBL_E_RANGE      as seq_truncate; err names the entry
+     * @since ABI 1.1
+     */
+    nbl_status (*seq_truncate_batch)(nbl_cache *cache, const uint64_t *sequences, const uint32_t *tokens,
+                                     uint32_t batch, nbl_error *err);
+
+    /** Gives up the tokens at positions below tokens, in every layer, and gives their whole pages back.
+     *
+     * The tokens that stay keep their positions, and lengths still count from position 0. From then on cache_attend
+     * needs NBL_ATTEND_WINDOW_LEFT with a window in which no row sees a dropped token. Dropping less than before changes
+     * nothing.
+     *
+     * @retval NBL_OK
+     * @retval NBL_E_NOT_FOUND  no such sequence
+     * @retval NBL_E_RANGE      a layer has fewer tokens
+     * @since ABI 1.1
+     */
+    nbl_status (*seq_drop_prefix)(nbl_cache *cache, uint64_t sequence, uint32_t tokens, nbl_error *err);
+
+    /** Counts pages, references and lengths again and compares them with what the cache keeps; a self-test, O(size of
+     * the cache).
+     *
+     * @retval NBL_OK           all agree
+     * @retval NBL_E_STATE      something does not; err says what. A defect of nibble, or memory was overwritten
+     * @retval NBL_E_NO_MEMORY  no host memory for the count
+     * @since ABI 1.1
+     */
+    nbl_status (*cache_verify)(nbl_cache *cache, nbl_error *err);
 } nbl_api_v1;
 
 /** Returns the table, or a reason. The only exported symbol.

@@ -353,7 +353,7 @@ NBL_ASSERT_FIELD(nbl_recipe, sink_tokens, 40);
 NBL_ASSERT_FIELD(nbl_recipe, reserved, 44);
 NBL_ASSERT_FIELD(nbl_recipe, name, 48);
 
-NBL_ASSERT_SIZE(nbl_cache_config);
+NBL_STATIC_ASSERT(sizeof(nbl_cache_config) == 112u, "size of nbl_cache_config");
 NBL_ASSERT_FIELD(nbl_cache_config, struct_size, 0);
 NBL_ASSERT_FIELD(nbl_cache_config, flags, 4);
 NBL_ASSERT_FIELD(nbl_cache_config, next, 8);
@@ -365,8 +365,10 @@ NBL_ASSERT_FIELD(nbl_cache_config, sequences_max, 84);
 NBL_ASSERT_FIELD(nbl_cache_config, tokens_max, 88);
 NBL_ASSERT_FIELD(nbl_cache_config, sequence_tokens_max, 96);
 NBL_ASSERT_FIELD(nbl_cache_config, workspace_mib, 100);
+NBL_ASSERT_FIELD(nbl_cache_config, center_tokens, 104);
+NBL_ASSERT_FIELD(nbl_cache_config, reserved, 108);
 
-NBL_ASSERT_SIZE(nbl_cache_stats);
+NBL_STATIC_ASSERT(sizeof(nbl_cache_stats) == 208u, "size of nbl_cache_stats");
 NBL_ASSERT_FIELD(nbl_cache_stats, struct_size, 0);
 NBL_ASSERT_FIELD(nbl_cache_stats, flags, 4);
 NBL_ASSERT_FIELD(nbl_cache_stats, next, 8);
@@ -383,6 +385,8 @@ NBL_ASSERT_FIELD(nbl_cache_stats, region_count, 136);
 NBL_ASSERT_FIELD(nbl_cache_stats, sequences, 140);
 NBL_ASSERT_FIELD(nbl_cache_stats, tokens, 144);
 NBL_ASSERT_FIELD(nbl_cache_stats, quant, 152);
+NBL_ASSERT_FIELD(nbl_cache_stats, forks, 192);
+NBL_ASSERT_FIELD(nbl_cache_stats, page_copies, 200);
 
 NBL_ASSERT_SIZE(nbl_cache_append_args);
 NBL_ASSERT_FIELD(nbl_cache_append_args, struct_size, 0);
@@ -426,7 +430,7 @@ NBL_ASSERT_FIELD(nbl_api_request, abi_major, 4);
 NBL_ASSERT_FIELD(nbl_api_request, abi_minor_min, 8);
 NBL_ASSERT_FIELD(nbl_api_request, reserved, 12);
 
-NBL_ASSERT_SIZE(nbl_api_v1);
+NBL_STATIC_ASSERT(sizeof(nbl_api_v1) == 320u, "size of nbl_api_v1");
 NBL_ASSERT_FIELD(nbl_api_v1, struct_size, 0);
 NBL_ASSERT_FIELD(nbl_api_v1, abi_minor, 4);
 NBL_ASSERT_FIELD(nbl_api_v1, load, 8);
@@ -464,6 +468,10 @@ NBL_ASSERT_FIELD(nbl_api_v1, seq_length, 256);
 NBL_ASSERT_FIELD(nbl_api_v1, seq_truncate, 264);
 NBL_ASSERT_FIELD(nbl_api_v1, cache_append, 272);
 NBL_ASSERT_FIELD(nbl_api_v1, cache_attend, 280);
+NBL_ASSERT_FIELD(nbl_api_v1, seq_fork, 288);
+NBL_ASSERT_FIELD(nbl_api_v1, seq_truncate_batch, 296);
+NBL_ASSERT_FIELD(nbl_api_v1, seq_drop_prefix, 304);
+NBL_ASSERT_FIELD(nbl_api_v1, cache_verify, 312);
 
 NBL_ASSERT_SIZE(nbl_host);
 NBL_ASSERT_FIELD(nbl_host, struct_size, 0);
