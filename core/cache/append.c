@@ -88,25 +88,10 @@ static void pages_count(const append_work *w, uint32_t b, uint64_t wanted[NBL_CL
     uint32_t begin, end;
     places_of(w, b, &begin, &end);
     for (uint32_t place = begin; place < end; ++place) {
-        if (place >= held) {
+        if (place >= held)
             wanted[nbl_plan_class(&cache->plan, place)]++;
-        } else if (nbl_pages_shared(cache, pages[place])) {
+        else if (nbl_pages_shared(cache, pages[place]))
             wanted[nbl_plan_class_of_page(&cache->plan, pages[place])]++;
-            cache->pages.pages[pages[place]].planned++;
-        }
-    }
-}
-
-/* Forgets the copies that pages_count has planned. */
-static void planned_clear(const append_work *w)
-{
-    const nbl_cache *cache = w->cache;
-    for (uint32_t b = 0; b < w->args->batch; ++b) {
-        const uint32_t index = cache->batch[b], held = cache->sequences.all[index].page_count;
-        uint32_t begin, end;
-        places_of(w, b, &begin, &end);
-        for (uint32_t place = begin; place < end && place < held; ++place)
-            cache->pages.pages[nbl_sequences_pages(&cache->sequences, index)[place]].planned = 0;
     }
 }
 
@@ -122,7 +107,6 @@ static nbl_status room_check(const append_work *w, nbl_error *err)
     }
     for (uint32_t b = 0; b < w->args->batch; ++b)
         pages_count(w, b, wanted);
-    planned_clear(w);
     for (uint32_t c = 0; c < cache->plan.class_count; ++c) {
         if (wanted[c] > nbl_pages_available(cache, c))
             return NBL_REFUSE(err, NBL_E_NO_MEMORY,
@@ -141,7 +125,9 @@ static void page_put(nbl_cache *cache, uint32_t index, uint32_t place, int32_t b
     cache->page_epoch++;
 }
 
-/* Gives sequence b the pages that it lacks, and pages of its own where it is about to write into shared ones. */
+/* Gives sequence b the pages that it lacks, and pages of its own where it is about to write into shared ones. The shared
+ * page stays held until the call has succeeded: a sequence of the same batch must not write into it in place, for the
+ * others would get it back if the call fails. */
 static void pages_put(const append_work *w, uint32_t b)
 {
     nbl_cache *cache = w->cache;
@@ -156,10 +142,8 @@ static void pages_put(const append_work *w, uint32_t b)
             continue;
         }
         const int32_t page = nbl_sequences_pages(&cache->sequences, index)[place];
-        if (!nbl_pages_shared(cache, page))
-            continue;
-        cache->pages.pages[page].planned++;
-        page_put(cache, index, place, page, nbl_plan_class_of_page(&cache->plan, page));
+        if (nbl_pages_shared(cache, page))
+            page_put(cache, index, place, page, nbl_plan_class_of_page(&cache->plan, page));
     }
 }
 
@@ -168,12 +152,10 @@ static void changes_undo(nbl_cache *cache)
 {
     while (cache->changes.count > 0) {
         const nbl_change *c = &cache->changes.items[--cache->changes.count];
-        if (c->before == NBL_PAGE_NONE) {
+        if (c->before == NBL_PAGE_NONE)
             cache->sequences.all[c->index].page_count--;
-        } else {
+        else
             nbl_sequences_pages(&cache->sequences, c->index)[c->place] = c->before;
-            cache->pages.pages[c->before].planned--;
-        }
         nbl_pages_release(cache, c->after);
         cache->page_epoch++;
     }
@@ -186,7 +168,6 @@ static void changes_keep(nbl_cache *cache)
         const nbl_change *c = &cache->changes.items[i];
         if (c->before == NBL_PAGE_NONE)
             continue;
-        cache->pages.pages[c->before].planned--;
         nbl_pages_release(cache, c->before);
         cache->counters.page_copies++;
     }

@@ -137,8 +137,7 @@ static inline const nbl_layer_run *nbl_plan_layer(const nbl_plan *plan, uint32_t
 
 /** A page and who holds it. Life: free -> held by sequences -> free. */
 typedef struct nbl_page {
-    uint32_t refs;    /**< sequences that hold it */
-    uint32_t planned; /**< copies that the call at work makes of it; 0 between calls */
+    uint32_t refs; /**< sequences that hold it */
 } nbl_page;
 
 /** Pages of one class that nobody holds: a stack of ids. */

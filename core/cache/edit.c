@@ -70,6 +70,7 @@ static void tokens_share(nbl_cache *cache, uint32_t parent, uint32_t child, uint
     to->row = from->row;
     to->dropped = from->dropped;
     to->page_count = places;
+    cache->page_epoch++;
     nbl_rows_share(&cache->rows, to->row);
     memcpy(nbl_sequences_pages(s, child), pages, places * sizeof *pages);
     for (uint32_t place = from->dropped / cache->plan.config.shape.page_tokens; place < places; ++place)

@@ -62,6 +62,5 @@ void nbl_pages_release(nbl_cache *cache, int32_t page)
 
 bool nbl_pages_shared(const nbl_cache *cache, int32_t page)
 {
-    const nbl_page *p = &cache->pages.pages[page];
-    return p->refs - p->planned > 1u;
+    return cache->pages.pages[page].refs > 1u;
 }

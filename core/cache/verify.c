@@ -59,7 +59,7 @@ static nbl_status pages_compare(const recount *r, nbl_error *err)
         NBL_TRY(stack_count(r, c, err));
     for (uint32_t page = 0; page < cache->plan.pages; ++page) {
         const nbl_page *p = &cache->pages.pages[page];
-        if (p->refs != r->page_refs[page] || p->planned != 0)
+        if (p->refs != r->page_refs[page])
             return BROKEN(err, "page %u counts %u holders and has %u", page, p->refs, r->page_refs[page]);
         if ((p->refs == 0) != (r->page_free[page] != 0))
             return BROKEN(err, "page %u has %u holders and is %s", page, p->refs, r->page_free[page] ? "free" : "lost");
