@@ -43,6 +43,12 @@ static const nbl_api_v1 api = {
     .seq_truncate_batch = nbl_api_seq_truncate_batch,
     .seq_drop_prefix = nbl_api_seq_drop_prefix,
     .cache_verify = nbl_api_cache_verify,
+    .prefix_publish = nbl_api_prefix_publish,
+    .prefix_match = nbl_api_prefix_match,
+    .seq_adopt = nbl_api_seq_adopt,
+    .prefix_pin = nbl_api_prefix_pin,
+    .prefix_unpin = nbl_api_prefix_unpin,
+    .prefix_clear = nbl_api_prefix_clear,
 };
 
 static nbl_status check_request(const nbl_api_request *request, nbl_error *err)

@@ -181,6 +181,14 @@ nbl_status nbl_api_seq_truncate_batch(nbl_cache *cache, const uint64_t *sequence
                                       uint32_t batch, nbl_error *err);
 nbl_status nbl_api_seq_drop_prefix(nbl_cache *cache, uint64_t sequence, uint32_t tokens, nbl_error *err);
 nbl_status nbl_api_cache_verify(nbl_cache *cache, nbl_error *err);
+nbl_status nbl_api_prefix_publish(nbl_cache *cache, uint64_t sequence, const nbl_prefix *prefix, uint32_t *out_tokens,
+                                  nbl_error *err);
+nbl_status nbl_api_prefix_match(nbl_cache *cache, const nbl_prefix *prefix, uint32_t *out_tokens, nbl_error *err);
+nbl_status nbl_api_seq_adopt(nbl_cache *cache, uint64_t sequence, const nbl_prefix *prefix, uint32_t *out_tokens,
+                             nbl_error *err);
+nbl_status nbl_api_prefix_pin(nbl_cache *cache, const nbl_prefix *prefix, uint32_t *out_tokens, nbl_error *err);
+nbl_status nbl_api_prefix_unpin(nbl_cache *cache, const nbl_prefix *prefix, nbl_error *err);
+nbl_status nbl_api_prefix_clear(nbl_cache *cache, nbl_error *err);
 nbl_status nbl_api_cache_append(nbl_cache *cache, const nbl_cache_append_args *args, nbl_error *err);
 nbl_status nbl_api_cache_attend(nbl_cache *cache, const nbl_cache_attend_args *args, nbl_error *err);
 

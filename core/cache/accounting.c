@@ -10,9 +10,6 @@
 #include <string.h>
 
 #define TOKENS_MAX ((uint64_t)INT32_MAX)
-/* NUM 4.2: fewer tokens give no centre, more are not looked at. */
-#define CENTER_TOKENS_LEAST 32u
-#define CENTER_TOKENS_MOST 1024u
 #define WORKSPACE_MIB_DEFAULT 64u
 #define WORKSPACE_MIB_MAX (1u << 20)
 /* Page table entries per page: a batch of equal sequences needs one, an uneven batch more. */
@@ -55,7 +52,7 @@ static nbl_status shape_complete(nbl_kv_shape *shape, nbl_error *err)
 static nbl_status config_in(nbl_cache_config *c, const nbl_cache_config *config, nbl_error *err)
 {
     NBL_TRY(NBL_STRUCT_IN(nbl_cache_config, c, config, err));
-    NBL_TRY(nbl_flags_check(c->flags, 0, "nbl_cache_config", err));
+    NBL_TRY(nbl_flags_check(c->flags, NBL_CACHE_FLAGS_ALL, "nbl_cache_config", err));
     NBL_TRY(shape_complete(&c->shape, err));
     NBL_TRY(nbl_format_check("", "k_format", c->k_format, err));
     NBL_TRY(nbl_format_check("", "v_format", c->v_format, err));
@@ -65,10 +62,9 @@ static nbl_status config_in(nbl_cache_config *c, const nbl_cache_config *config,
     const uint64_t sequence_most = min_u64(c->tokens_max, NBL_KV_TOKENS_MAX);
     NBL_TRY(nbl_value_check("", "sequence_tokens_max", c->sequence_tokens_max, 0, sequence_most, err));
     NBL_TRY(nbl_value_check("", "workspace_mib", c->workspace_mib, 0, WORKSPACE_MIB_MAX, err));
-    NBL_TRY(nbl_reserved_check("nbl_cache_config", c->reserved, err));
     if (c->center_tokens == 0)
-        c->center_tokens = CENTER_TOKENS_MOST;
-    NBL_TRY(nbl_value_check("", "center_tokens", c->center_tokens, CENTER_TOKENS_LEAST, CENTER_TOKENS_MOST, err));
+        c->center_tokens = NBL_CENTER_TOKENS_MAX;
+    NBL_TRY(nbl_value_check("", "center_tokens", c->center_tokens, NBL_CENTER_TOKENS_MIN, NBL_CENTER_TOKENS_MAX, err));
     if (c->sequence_tokens_max == 0)
         c->sequence_tokens_max = (uint32_t)sequence_most;
     return NBL_OK;
@@ -170,10 +166,23 @@ static void metadata_plan(nbl_plan *plan)
     m->stats = reserve(&m->bytes, sizeof(nbl_quant_stats));
 }
 
+/* Every cached page has a node, and so has every page that sequences hold; some more stay for pages that were evicted
+ * while their successors live. */
+static nbl_status index_plan(nbl_plan *plan, nbl_error *err)
+{
+    const nbl_cache_config *c = &plan->config;
+    if ((c->flags & NBL_CACHE_PREFIX) == 0)
+        return nbl_value_check("", "prefix_roots_max", c->prefix_roots_max, 0, 0, err);
+    plan->prefix_nodes = plan->pages + c->sequences_max;
+    NBL_TRY(nbl_value_check("", "prefix_roots_max", c->prefix_roots_max, 0, plan->pages, err));
+    plan->prefix_roots = c->prefix_roots_max != 0 ? c->prefix_roots_max : c->sequences_max + plan->pages / 4u;
+    return NBL_OK;
+}
+
 static void centers_plan(nbl_plan *plan)
 {
     const nbl_kv_shape *shape = &plan->config.shape;
-    plan->center_rows = plan->config.sequences_max;
+    plan->center_rows = plan->config.sequences_max + plan->prefix_roots;
     const uint64_t vectors = (uint64_t)shape->layers * plan->center_rows * shape->kv_heads;
     if (shape->centering == 0)
         return;
@@ -191,6 +200,7 @@ nbl_status nbl_plan_make(nbl_plan *plan, const nbl_cache_config *config, nbl_err
     NBL_TRY(config_in(&plan->config, config, err));
     NBL_TRY(classes_plan(plan, err));
     metadata_plan(plan);
+    NBL_TRY(index_plan(plan, err));
     centers_plan(plan);
     const uint32_t mib = plan->config.workspace_mib;
     plan->workspace_bytes = (uint64_t)(mib != 0 ? mib : WORKSPACE_MIB_DEFAULT) << 20;

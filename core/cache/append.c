@@ -332,6 +332,19 @@ static nbl_status work_launch(append_work *w, uint32_t runs, nbl_error *err)
     return runs_launch(w, runs, err);
 }
 
+/* Notes from how many tokens the centres of this call come. */
+static void bases_note(const append_work *w)
+{
+    nbl_cache *cache = w->cache;
+    for (uint32_t i = 0; i < w->pieces; ++i) {
+        const nbl_piece *piece = &cache->pieces[i];
+        const uint32_t row = cache->sequences.all[cache->batch[piece->b]].row;
+        if (piece->mode == NBL_CENTER_COMPUTE && piece->end > piece->begin)
+            *nbl_rows_basis(&cache->rows, row, w->args->layer) =
+                nbl_plan_basis(&cache->plan, piece->end - piece->begin);
+    }
+}
+
 static nbl_status append_run(append_work *w, nbl_error *err)
 {
     uint32_t runs = 0;
@@ -346,6 +359,7 @@ static nbl_status append_run(append_work *w, nbl_error *err)
         return status;
     }
     changes_keep(w->cache);
+    bases_note(w);
     for (uint32_t b = 0; b < w->args->batch; ++b)
         *length_of(w, b) += tokens_of(w, b);
     return NBL_OK;

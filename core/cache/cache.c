@@ -8,8 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Copies outside any stream of the caller's: complete when they return, after all earlier work. */
-static const nbl_stream stream_host = {.kind = NBL_STREAM_HOST};
 
 nbl_status nbl_cache_check(const nbl_cache *cache, nbl_error *err)
 {
@@ -27,6 +25,7 @@ static void parts_close(nbl_cache *cache)
     }
     nbl_pages_close(&cache->pages);
     nbl_rows_close(&cache->rows);
+    nbl_index_close(&cache->index);
     nbl_sequences_close(&cache->sequences);
     nbl_metadata_close(&cache->metadata);
     free(cache->changes.items);
@@ -48,7 +47,7 @@ static nbl_status device_open(nbl_cache *cache, nbl_error *err)
         NBL_TRY(nbl_api_memory_alloc(cache->device, plan->center_bytes, &cache->centers, err));
     const nbl_quant_stats zero = {0};
     return nbl_api_memory_copy(cache->device, cache->metadata_block + plan->metadata.stats, &zero, sizeof zero,
-                               NBL_COPY_TO_DEVICE, stream_host, err);
+                               NBL_COPY_TO_DEVICE, nbl_stream_host, err);
 }
 
 static bool host_open(nbl_cache *cache)
@@ -58,6 +57,7 @@ static bool host_open(nbl_cache *cache)
     bool ok = nbl_sequences_open(&cache->sequences, plan);
     ok = nbl_pages_open(&cache->pages, plan) && ok;
     ok = nbl_rows_open(&cache->rows, plan) && ok;
+    ok = nbl_index_open(&cache->index, plan) && ok;
     ok = nbl_metadata_open(&cache->metadata, plan, cache->metadata_block) && ok;
     cache->changes.items = malloc(plan->pages * sizeof *cache->changes.items);
     cache->pieces = malloc(2u * sequences * sizeof *cache->pieces);
@@ -156,26 +156,6 @@ nbl_status nbl_api_cache_destroy(nbl_cache *cache, nbl_error *err)
     parts_close(cache);
     nbl_handle_drop_user(cache->device);
     nbl_handle_recycle(cache);
-    return NBL_OK;
-}
-
-nbl_status nbl_api_cache_stats(nbl_cache *cache, nbl_cache_stats *out_stats, nbl_error *err)
-{
-    NBL_TRY(nbl_cache_check(cache, err));
-    NBL_TRY(NBL_STRUCT_OUT_CHECK(nbl_cache_stats, out_stats, err));
-    nbl_cache_stats stats = nbl_plan_stats(&cache->plan);
-    for (uint32_t c = 0; c < cache->plan.class_count; ++c) {
-        stats.pages_used[c] = cache->pages.stacks[c].total - cache->pages.stacks[c].free;
-        stats.used_bytes += stats.pages_used[c] * cache->plan.classes[c].page_bytes;
-    }
-    stats.sequences = cache->sequences.alive;
-    for (uint32_t i = 0; i < cache->sequences.count_max; ++i)
-        stats.tokens += nbl_sequences_tokens(&cache->sequences, i);
-    stats.forks = cache->counters.forks;
-    stats.page_copies = cache->counters.page_copies;
-    NBL_TRY(nbl_api_memory_copy(cache->device, &stats.quant, cache->metadata_block + cache->plan.metadata.stats,
-                                sizeof stats.quant, NBL_COPY_TO_HOST, stream_host, err));
-    nbl_struct_out(out_stats, &stats, (uint32_t)sizeof stats);
     return NBL_OK;
 }
 

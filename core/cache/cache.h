@@ -18,12 +18,16 @@
 #define NBL_CACHE_H
 
 #include "../validate.h"
+#include "hash.h"
 
 #define NBL_SEQUENCES_MAX 65536u /**< a sequence's index has 16 bits of its handle */
 #define NBL_CLASSES_MAX NBL_REGIONS_MAX
 #define NBL_PLACE_RUNS_MAX 8u
 #define NBL_LAYER_GROUPS_MAX 8u
 #define NBL_LAYER_RUNS_MAX 33u
+/* NUM 4.2: fewer tokens give no centre, more are not looked at. */
+#define NBL_CENTER_TOKENS_MIN 32u
+#define NBL_CENTER_TOKENS_MAX 1024u
 
 /* ------------------------------------------------------------------------------------------------ accounting.c */
 
@@ -76,6 +80,8 @@ typedef struct nbl_plan {
     uint32_t class_count, place_count, group_count, layer_count;
     uint32_t sequence_pages_max;
     uint32_t pages;           /**< of all classes */
+    uint32_t prefix_nodes;    /**< pages that the prefix index can name; 0 without one */
+    uint32_t prefix_roots;    /**< different starts of prefixes */
     uint32_t center_rows;     /**< sets of centres (NUM 4.2, 4.5), each of one sequence and its forks */
     uint32_t list_entries;    /**< pages of one backend call of copy_pages or transcode */
     uint64_t slots_max;       /**< tokens that all pages hold, so the most one append can bring */
@@ -135,16 +141,31 @@ static inline const nbl_layer_run *nbl_plan_layer(const nbl_plan *plan, uint32_t
 
 /* ------------------------------------------------------------------------------------------------ pages.c */
 
-/** A page and who holds it. Life: free -> held by sequences -> free. */
+#define NBL_PAGE_DROPPED (-1) /**< at places before a sequence's first kept page */
+#define NBL_PAGE_NONE (-2)    /**< there is no page */
+#define NBL_NONE UINT32_MAX /**< no node, no page, end of a list */
+
+/** A page and who holds it. Life: free -> held by sequences -> (published and held by none: cached) -> free. */
 typedef struct nbl_page {
-    uint32_t refs; /**< sequences that hold it */
+    uint32_t refs;         /**< sequences that hold it */
+    uint32_t node;         /**< of the prefix index, or NBL_NONE: not published */
+    uint32_t older, newer; /**< neighbours in the list of cached pages of its class and priority */
 } nbl_page;
 
-/** Pages of one class that nobody holds: a stack of ids. */
+/** A list of pages from the least to the most recently used. */
+typedef struct nbl_page_queue {
+    uint32_t oldest, newest;
+} nbl_page_queue;
+
+/** Pages of one class that no sequence holds: a stack of free ones, and lists of cached ones. */
 typedef struct nbl_page_stack {
     int32_t *ids;
     uint32_t total;
     uint32_t free;
+    uint32_t used;   /**< held by sequences */
+    uint32_t queued; /**< in the queues; what is neither free nor used nor queued is pinned */
+    nbl_page_queue queues[NBL_PRIORITY_MAX + 1u];
+    uint64_t busy[2]; /**< bit p: queue p is not empty */
 } nbl_page_stack;
 
 /** All pages of a cache. */
@@ -157,20 +178,73 @@ typedef struct nbl_pages {
 bool nbl_pages_open(nbl_pages *pages, const nbl_plan *plan);
 void nbl_pages_close(nbl_pages *pages);
 
-/** Pages of a class that can be taken. */
+/** Pages of a class that can be taken: free and cached ones. */
 uint32_t nbl_pages_available(const nbl_cache *cache, uint32_t class_index);
-/** Takes a page of a class, with one reference; the caller has seen that one is available. */
+/** Takes a page of a class, with one reference, evicting a cached one if none is free; the caller has seen that one is
+ *  available. */
 int32_t nbl_pages_take(nbl_cache *cache, uint32_t class_index);
 /** Adds a reference. */
 void nbl_pages_share(nbl_cache *cache, int32_t page);
-/** Drops a reference; the last one gives the page back. */
+/** Drops a reference; the last one makes the page free, or cached if it is published. */
 void nbl_pages_release(nbl_cache *cache, int32_t page);
-/** Tells whether writing to a page would be seen by others than the one sequence that asks. */
+/** Tells whether a write to a page would be seen by others than the one sequence that asks. */
 bool nbl_pages_shared(const nbl_cache *cache, int32_t page);
+/** Puts a published page that nobody holds into the queue of its priority as the most recently used, or takes it out. */
+void nbl_pages_queue(nbl_cache *cache, int32_t page);
+void nbl_pages_unqueue(nbl_cache *cache, int32_t page);
+/** Evicts cached pages of a class until none is left. */
+void nbl_pages_evict_all(nbl_cache *cache, uint32_t class_index);
+
+/* ------------------------------------------------------------------------------------------------ prefix.c */
+
+/** A node of the prefix index: the tokens of one page after the tokens of its parent. Nodes from prefix_nodes on are
+ *  roots. A node lives as long as it has a page, children, holders or pins. */
+typedef struct nbl_node {
+    nbl_hash key;
+    uint32_t parent; /**< NBL_NONE: a root */
+    uint32_t next;   /**< in its bucket */
+    uint32_t children;
+    uint32_t holders; /**< sequences whose last published page this is */
+    uint32_t pins;
+    uint32_t priority;
+    uint32_t place;
+    int32_t page; /**< or NBL_PAGE_NONE: evicted */
+} nbl_node;
+
+/** What a root stands for besides the tokens of the centre. */
+typedef struct nbl_root {
+    uint64_t salt;
+    uint32_t basis; /**< tokens that the centre was computed from; 0: no centre */
+    uint32_t row;   /**< of the centres; held by the root */
+} nbl_root;
+
+/** The prefix index. */
+typedef struct nbl_index {
+    uint64_t key[2];
+    nbl_node *nodes; /**< [prefix_nodes + prefix_roots] */
+    nbl_root *roots; /**< [prefix_roots] */
+    uint32_t *node_tokens; /**< [prefix_nodes, page_tokens] */
+    uint32_t *root_tokens; /**< [prefix_roots, center_tokens] */
+    uint32_t *buckets;     /**< [bucket_mask + 1] first node or NBL_NONE */
+    uint32_t bucket_mask;
+    uint32_t *free_nodes, *free_roots; /**< stacks */
+    uint32_t nodes_free, roots_free;
+} nbl_index;
+
+bool nbl_index_open(nbl_index *index, const nbl_plan *plan);
+void nbl_index_close(nbl_index *index);
+
+/** A page of a node is about to be used for something else: tells the listener and forgets it. */
+void nbl_index_evict(nbl_cache *cache, uint32_t node);
+
+/** A sequence stops standing at a node, NBL_NONE accepted. */
+void nbl_index_leave(nbl_cache *cache, uint32_t node);
+/** A sequence starts standing at a node, NBL_NONE accepted. */
+void nbl_index_enter(nbl_cache *cache, uint32_t node);
+/** Moves a sequence that now has fewer tokens back to the last node that they reach. */
+void nbl_index_retreat(nbl_cache *cache, uint32_t index);
 
 /* ------------------------------------------------------------------------------------------------ sequences.c */
-
-#define NBL_PAGE_DROPPED (-1) /**< at places before a sequence's first kept page */
 
 /** What a cache keeps of one sequence besides its lengths and pages. */
 typedef struct nbl_sequence {
@@ -178,6 +252,9 @@ typedef struct nbl_sequence {
     uint32_t page_count; /**< places, dropped ones included */
     uint32_t dropped;    /**< tokens below this position are gone */
     uint32_t row;        /**< of the centres */
+    uint32_t node;       /**< of the last published page, or NBL_NONE */
+    uint32_t published;  /**< pages up to it */
+    bool loose;          /**< tokens that its centre came from were cut off */
     uint64_t mark;       /**< number of the last call that named the sequence */
 } nbl_sequence;
 
@@ -234,7 +311,9 @@ uint32_t nbl_sequences_tokens_whole(const nbl_sequences *sequences, uint32_t ind
 
 /** Rows of centres: who holds them. */
 typedef struct nbl_rows {
-    uint32_t *refs; /**< [rows] */
+    uint32_t *refs;  /**< [rows] */
+    uint32_t *basis; /**< [rows, layers] tokens that the centre was computed from; 0: too few for one (NUM 4.2) */
+    uint32_t layers;
     uint32_t *free_stack;
     uint32_t total;
     uint32_t free;
@@ -249,6 +328,18 @@ void nbl_rows_release(nbl_rows *rows, uint32_t row);
 
 /** Centres of a layer; rows is the device array of the call's sequences. */
 nbl_centers nbl_cache_centers(const nbl_cache *cache, uint32_t layer, const int32_t *rows);
+
+/** Tokens that the centre of a row and layer was computed from. */
+static inline uint32_t *nbl_rows_basis(const nbl_rows *rows, uint32_t row, uint32_t layer)
+{
+    return &rows->basis[(size_t)row * rows->layers + layer];
+}
+
+/** Tokens that a centre is computed from when `tokens` are given; 0: too few for one. */
+uint32_t nbl_plan_basis(const nbl_plan *plan, uint32_t tokens);
+
+/** Largest basis over the layers of a sequence that have tokens; *out_equal tells whether all of them are alike. */
+uint32_t nbl_cache_basis(const nbl_cache *cache, uint32_t index, bool *out_equal);
 
 /** Gives a sequence a row that nobody else holds, with the centres of the layers that have tokens. */
 nbl_status nbl_cache_row_own(nbl_cache *cache, uint32_t index, nbl_stream stream, nbl_error *err);
@@ -313,8 +404,6 @@ typedef struct nbl_change {
     int32_t after;
 } nbl_change;
 
-#define NBL_PAGE_NONE (-2)
-
 /** Tokens of one sequence of an append that share a centre mode: [begin, end) of the call. */
 typedef struct nbl_piece {
     uint32_t b;
@@ -334,6 +423,12 @@ typedef struct nbl_changes {
 typedef struct nbl_cache_counters {
     uint64_t forks;
     uint64_t page_copies;
+    uint64_t prefix_queries;
+    uint64_t prefix_tokens;
+    uint64_t prefix_hit_tokens;
+    uint64_t pages_stored;
+    uint64_t pages_unstored;
+    uint64_t pages_evicted;
 } nbl_cache_counters;
 
 struct nbl_cache {
@@ -350,6 +445,7 @@ struct nbl_cache {
     void *workspace;
     nbl_pages pages;
     nbl_rows rows;
+    nbl_index index;
     nbl_sequences sequences;
     nbl_metadata metadata;
     nbl_changes changes;
@@ -359,6 +455,9 @@ struct nbl_cache {
     uint32_t *cuts;      /**< [2S + 1] where the call is cut into backend calls */
     uint64_t page_epoch; /**< grows whenever a sequence's pages change */
 };
+
+/** Copies outside any stream of the caller's: complete when they return, after all earlier work. */
+static const nbl_stream nbl_stream_host = {.kind = NBL_STREAM_HOST};
 
 /** nbl_handle_check for a cache. */
 nbl_status nbl_cache_check(const nbl_cache *cache, nbl_error *err);

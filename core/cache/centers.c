@@ -11,9 +11,11 @@
 bool nbl_rows_open(nbl_rows *rows, const nbl_plan *plan)
 {
     rows->total = rows->free = plan->center_rows;
+    rows->layers = plan->config.shape.layers;
     rows->refs = calloc(rows->total, sizeof *rows->refs);
+    rows->basis = calloc((size_t)rows->total * rows->layers, sizeof *rows->basis);
     rows->free_stack = malloc(rows->total * sizeof *rows->free_stack);
-    if (rows->refs == NULL || rows->free_stack == NULL)
+    if (rows->refs == NULL || rows->basis == NULL || rows->free_stack == NULL)
         return false;
     for (uint32_t i = 0; i < rows->total; ++i)
         rows->free_stack[i] = rows->total - 1u - i;
@@ -23,6 +25,7 @@ bool nbl_rows_open(nbl_rows *rows, const nbl_plan *plan)
 void nbl_rows_close(nbl_rows *rows)
 {
     free(rows->refs);
+    free(rows->basis);
     free(rows->free_stack);
     *rows = (nbl_rows){.refs = NULL};
 }
@@ -43,6 +46,28 @@ void nbl_rows_release(nbl_rows *rows, uint32_t row)
 {
     if (--rows->refs[row] == 0)
         rows->free_stack[rows->free++] = row;
+}
+
+uint32_t nbl_plan_basis(const nbl_plan *plan, uint32_t tokens)
+{
+    const nbl_cache_config *config = &plan->config;
+    if (config->shape.centering == 0 || tokens < NBL_CENTER_TOKENS_MIN)
+        return 0;
+    return tokens < config->center_tokens ? tokens : config->center_tokens;
+}
+
+uint32_t nbl_cache_basis(const nbl_cache *cache, uint32_t index, bool *out_equal)
+{
+    uint32_t most = 0, least = UINT32_MAX;
+    for (uint32_t layer = 0; layer < cache->sequences.layers; ++layer) {
+        if (*nbl_sequences_length(&cache->sequences, index, layer) == 0)
+            continue;
+        const uint32_t basis = *nbl_rows_basis(&cache->rows, cache->sequences.all[index].row, layer);
+        most = basis > most ? basis : most;
+        least = basis < least ? basis : least;
+    }
+    *out_equal = most == least || least == UINT32_MAX;
+    return most;
 }
 
 nbl_centers nbl_cache_centers(const nbl_cache *cache, uint32_t layer, const int32_t *rows)
@@ -98,6 +123,7 @@ nbl_status nbl_cache_row_own(nbl_cache *cache, uint32_t index, nbl_stream stream
             nbl_rows_release(&cache->rows, row);
             return status;
         }
+        *nbl_rows_basis(&cache->rows, row, layer) = *nbl_rows_basis(&cache->rows, sequence->row, layer);
     }
     nbl_rows_release(&cache->rows, sequence->row);
     sequence->row = row;

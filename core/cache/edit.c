@@ -41,6 +41,7 @@ nbl_status nbl_api_seq_free(nbl_cache *cache, uint64_t sequence, nbl_error *err)
     uint32_t index = 0;
     NBL_TRY(sequence_find(cache, sequence, &index, err));
     nbl_cache_pages_drop(cache, index, 0);
+    nbl_index_leave(cache, cache->sequences.all[index].node);
     nbl_rows_release(&cache->rows, cache->sequences.all[index].row);
     nbl_sequences_end(&cache->sequences, index);
     return NBL_OK;
@@ -57,6 +58,19 @@ nbl_status nbl_api_seq_length(nbl_cache *cache, uint64_t sequence, uint32_t laye
     return NBL_OK;
 }
 
+/* What else changes when a sequence has lost tokens: how far it is published, and whether its centre still comes from
+ * the tokens that it has. */
+static void shortened(nbl_cache *cache, uint32_t index)
+{
+    nbl_sequence *s = &cache->sequences.all[index];
+    bool equal;
+    nbl_index_retreat(cache, index);
+    if (nbl_sequences_tokens(&cache->sequences, index) == 0)
+        s->loose = false;
+    else if (nbl_cache_basis(cache, index, &equal) > nbl_sequences_tokens_whole(&cache->sequences, index))
+        s->loose = true;
+}
+
 /* ------------------------------------------------------------------------------------------------ fork */
 
 /* Gives child the first `tokens` tokens of parent. */
@@ -69,6 +83,10 @@ static void tokens_share(nbl_cache *cache, uint32_t parent, uint32_t child, uint
     const int32_t *pages = nbl_sequences_pages(s, parent);
     to->row = from->row;
     to->dropped = from->dropped;
+    to->node = from->node;
+    to->published = from->published;
+    to->loose = from->loose;
+    nbl_index_enter(cache, to->node);
     to->page_count = places;
     cache->page_epoch++;
     nbl_rows_share(&cache->rows, to->row);
@@ -79,6 +97,8 @@ static void tokens_share(nbl_cache *cache, uint32_t parent, uint32_t child, uint
         const uint32_t length = *nbl_sequences_length(s, parent, layer);
         *nbl_sequences_length(s, child, layer) = length < tokens ? length : tokens;
     }
+    if (tokens < longest)
+        shortened(cache, child);
 }
 
 nbl_status nbl_api_seq_fork(nbl_cache *cache, uint64_t parent, uint32_t tokens, uint64_t *out_child, nbl_error *err)
@@ -118,6 +138,7 @@ static void truncate_to(nbl_cache *cache, uint32_t index, uint32_t tokens)
         *length = *length < tokens ? *length : tokens;
     }
     nbl_cache_pages_drop(cache, index, nbl_cache_pages_of(cache, tokens));
+    shortened(cache, index);
 }
 
 nbl_status nbl_api_seq_truncate(nbl_cache *cache, uint64_t sequence, uint32_t tokens, nbl_error *err)

@@ -50,7 +50,7 @@ nbl_status nbl_sequences_create(nbl_sequences *s, uint64_t *out_handle, nbl_erro
     const uint32_t index = s->free_stack[s->count_max - 1u - s->alive];
     s->alive++;
     nbl_sequence *sequence = &s->all[index];
-    *sequence = (nbl_sequence){.generation = sequence->generation + 1u}; /* odd from here on */
+    *sequence = (nbl_sequence){.generation = sequence->generation + 1u, .node = NBL_NONE}; /* odd from here on */
     *out_handle = handle_make(s, index);
     return NBL_OK;
 }

@@ -5,12 +5,13 @@
 
 #define HEADS 1u
 #define DIM 32u
+#define CENTER_LEAST 32 /* NUM 4.2: fewer tokens give no centre */
 #define TAG_BYTES sizeof(uint64_t)
 
 /* The hooks have no argument of their own: one ledger per process. */
 static ledger *current;
 
-static _Alignas(256) uint64_t k_memory[TOKENS_MOST][DIM * 4u / TAG_BYTES], v_memory[TOKENS_MOST][DIM * 4u / TAG_BYTES];
+static _Alignas(256) uint32_t k_memory[TOKENS_MOST][DIM], v_memory[TOKENS_MOST][DIM];
 static _Alignas(256) float q_memory[DIM], o_memory[DIM];
 
 static uint64_t mix(uint64_t a, uint64_t b)
@@ -65,12 +66,12 @@ static uint64_t *center_place(const nbl_centers *c, uint32_t b)
     return (uint64_t *)(void *)(c->codes + (size_t)row * HEADS * DIM);
 }
 
-/* Tag of token t of the call, and what is stored for it under a centre. */
-static uint64_t tag_given(const nbl_append_args *args, int32_t t)
+/* Token t of the call. */
+static uint32_t token_given(const nbl_append_args *args, int32_t t)
 {
-    uint64_t tag;
-    memcpy(&tag, (const uint8_t *)args->k.data + t * args->k.stride_bytes[0], sizeof tag);
-    return tag;
+    uint32_t token;
+    memcpy(&token, (const uint8_t *)args->k.data + t * args->k.stride_bytes[0], sizeof token);
+    return token;
 }
 
 /* Stores tokens [first, last) of the call under a centre. */
@@ -78,7 +79,7 @@ static void tags_store(const nbl_append_args *args, int32_t first, int32_t last,
 {
     const uint32_t page_tokens = args->pool->shape->page_tokens;
     for (int32_t t = first; t < last; ++t) {
-        const uint64_t stored = mix(tag_given(args, t), center);
+        const uint64_t stored = mix(token_given(args, t), center);
         memcpy(tag_place(args->pool, args->layer, (int32_t)(args->slots[t] / page_tokens),
                          (uint32_t)(args->slots[t] % page_tokens)),
                &stored, sizeof stored);
@@ -96,8 +97,8 @@ static void append_hook(const nbl_append_args *args)
         uint64_t *center = center_place(&args->centers, b);
         if (args->center_mode == NBL_CENTER_COMPUTE && first < last) {
             *center = 0;
-            for (int32_t t = first; t < last; ++t)
-                *center = mix(*center, tag_given(args, t));
+            for (int32_t t = first; t < last && last - first >= CENTER_LEAST; ++t)
+                *center = mix(*center, token_given(args, t));
         }
         tags_store(args, first, last, *center);
     }
@@ -139,7 +140,7 @@ static void attend_hook(const nbl_attend_args *args)
         if (t / page_tokens >= s->dropped / page_tokens)
             shown.pages[page] = true;
         if (t >= s->dropped)
-            cr_assert_eq(stored, mix(s->tags[shown.layer][t], centred ? s->centers[shown.layer] : 0),
+            cr_assert_eq(stored, mix(s->tokens[shown.layer][t], centred ? s->centers[shown.layer] : 0),
                          "sequence %u layer %u token %u is not what was appended", shown.index, shown.layer, t);
     }
 }
@@ -242,18 +243,44 @@ nbl_status ledger_drop(ledger *l, uint32_t index, uint32_t tokens)
     return status;
 }
 
-/* What the model does for one sequence of an append whose first tag is in k_memory[first]. */
+static uint64_t center_of(const ledger *l, const uint32_t *tokens, uint32_t count)
+{
+    const uint32_t limit = l->f.config.center_tokens != 0 ? l->f.config.center_tokens : 1024;
+    const uint32_t basis = count < limit ? count : limit;
+    uint64_t center = 0;
+    for (uint32_t t = 0; t < basis && basis >= CENTER_LEAST; ++t)
+        center = mix(center, tokens[t]);
+    return center;
+}
+
+/* What the model does for one sequence of an append whose first token is in k_memory[first]. */
 static void model_append(ledger *l, uint32_t layer, const ledger_part *part, uint32_t first)
 {
     ledger_sequence *s = &l->all[part->index];
-    const uint32_t limit = l->f.config.center_tokens != 0 ? l->f.config.center_tokens : 1024;
-    if (s->lengths[layer] == 0 && part->tokens > 0) {
-        s->centers[layer] = 0;
-        for (uint32_t t = 0; t < part->tokens && t < limit; ++t)
-            s->centers[layer] = mix(s->centers[layer], k_memory[first + t][0]);
-    }
+    uint32_t *tokens = s->tokens[layer];
+    const uint32_t length = s->lengths[layer];
     for (uint32_t t = 0; t < part->tokens; ++t)
-        s->tags[layer][s->lengths[layer]++] = k_memory[first + t][0];
+        tokens[s->lengths[layer]++] = k_memory[first + t][0];
+    if (length == 0 && part->tokens > 0)
+        s->centers[layer] = center_of(l, tokens, part->tokens);
+}
+
+static uint32_t token_draw(ledger *l)
+{
+    if (l->vocabulary == 0)
+        return ++l->next_token;
+    l->seed = l->seed * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(l->seed >> 33) % l->vocabulary;
+}
+
+/* Token for a position of a layer: the one that another layer has there, else a new one. */
+static uint32_t token_at(ledger *l, const ledger_sequence *s, uint32_t position)
+{
+    for (uint32_t layer = 0; layer < LEDGER_LAYERS; ++layer) {
+        if (position < s->lengths[layer])
+            return s->tokens[layer][position];
+    }
+    return token_draw(l);
 }
 
 static nbl_tensor tensor(void *data, uint64_t tokens)
@@ -270,8 +297,11 @@ nbl_status ledger_append(ledger *l, uint32_t layer, const ledger_part *parts, ui
         handles[i] = l->all[parts[i].index].handle;
         indptr[i + 1] = indptr[i] + (int32_t)parts[i].tokens;
     }
-    for (int32_t t = 0; t < indptr[count]; ++t)
-        k_memory[t][0] = ++l->next_tag;
+    for (uint32_t i = 0; i < count; ++i) {
+        const ledger_sequence *s = &l->all[parts[i].index];
+        for (uint32_t t = 0; t < parts[i].tokens; ++t)
+            k_memory[(uint32_t)indptr[i] + t][0] = token_at(l, s, s->lengths[layer] + t);
+    }
     a.sequences = handles;
     a.seq_indptr = indptr;
     a.batch = count;
@@ -289,6 +319,40 @@ void ledger_grow(ledger *l, uint32_t index, uint32_t tokens)
     const ledger_part part = {index, tokens};
     for (uint32_t layer = 0; layer < LEDGER_LAYERS; ++layer)
         cr_assert_eq(ledger_append(l, layer, &part, 1), NBL_OK, "append of %u tokens", tokens);
+}
+
+uint32_t ledger_whole(const ledger_sequence *s)
+{
+    return s->lengths[0] < s->lengths[1] ? s->lengths[0] : s->lengths[1];
+}
+
+nbl_status ledger_publish(ledger *l, uint32_t index, uint64_t salt, uint32_t priority, uint32_t *out_tokens)
+{
+    const ledger_sequence *s = &l->all[index];
+    nbl_prefix p = NBL_INIT(nbl_prefix);
+    p.tokens = s->tokens[0];
+    p.count = ledger_whole(s);
+    p.salt = salt;
+    p.priority = priority;
+    return l->f.c.api->prefix_publish(l->f.cache, s->handle, &p, out_tokens, NULL);
+}
+
+nbl_status ledger_adopt(ledger *l, uint32_t index, const uint32_t *tokens, uint32_t count, uint32_t first_tokens,
+                        uint64_t salt, uint32_t *out_tokens)
+{
+    ledger_sequence *s = &l->all[index];
+    nbl_prefix p = NBL_INIT(nbl_prefix);
+    p.tokens = tokens;
+    p.count = count;
+    p.first_tokens = first_tokens;
+    p.salt = salt;
+    const nbl_status status = l->f.c.api->seq_adopt(l->f.cache, s->handle, &p, out_tokens, NULL);
+    for (uint32_t layer = 0; layer < LEDGER_LAYERS && status == NBL_OK && *out_tokens > 0; ++layer) {
+        s->lengths[layer] = *out_tokens;
+        memcpy(s->tokens[layer], tokens, *out_tokens * sizeof *tokens);
+        s->centers[layer] = center_of(l, tokens, first_tokens != 0 && first_tokens < count ? first_tokens : count);
+    }
+    return status;
 }
 
 /* ------------------------------------------------------------------------------------------------ reading back */

@@ -25,7 +25,7 @@ typedef struct ledger_sequence {
     uint64_t handle;
     uint32_t dropped;
     uint32_t lengths[LEDGER_LAYERS];
-    uint64_t tags[LEDGER_LAYERS][LEDGER_TOKENS];
+    uint32_t tokens[LEDGER_LAYERS][LEDGER_TOKENS]; /**< equal in all layers as far as they go */
     uint64_t centers[LEDGER_LAYERS];
 } ledger_sequence;
 
@@ -33,7 +33,9 @@ typedef struct ledger_sequence {
 typedef struct ledger {
     fixture f;
     ledger_sequence all[LEDGER_SEQUENCES];
-    uint64_t next_tag;
+    uint32_t next_token;
+    uint32_t vocabulary; /**< tokens are drawn from so many, so that prefixes recur; 0: all tokens differ */
+    uint64_t seed;
 } ledger;
 
 /** One sequence's part of an append. */
@@ -55,6 +57,15 @@ nbl_status ledger_append(ledger *l, uint32_t layer, const ledger_part *parts, ui
 nbl_status ledger_truncate(ledger *l, uint32_t index, uint32_t tokens);
 nbl_status ledger_truncate_batch(ledger *l, const ledger_part *parts, uint32_t count);
 nbl_status ledger_drop(ledger *l, uint32_t index, uint32_t tokens);
+
+/** Publishes the tokens that all layers have. */
+nbl_status ledger_publish(ledger *l, uint32_t index, uint64_t salt, uint32_t priority, uint32_t *out_tokens);
+/** Adopts tokens into an empty sequence, as if first_tokens of them (0: all) came first. */
+nbl_status ledger_adopt(ledger *l, uint32_t index, const uint32_t *tokens, uint32_t count, uint32_t first_tokens,
+                        uint64_t salt, uint32_t *out_tokens);
+
+/** Tokens that every layer has. */
+uint32_t ledger_whole(const ledger_sequence *s);
 
 /** Tokens of the longest layer. */
 uint32_t ledger_tokens(const ledger_sequence *s);

@@ -186,7 +186,7 @@ Test(cache_accounting, bad_configurations)
     REFUSED("workspace_mib is 4294967295", config.workspace_mib = UINT32_MAX);
     REFUSED("2^62 bytes", config.tokens_max = INT32_MAX, config.shape.kv_heads = 65536, config.shape.layers = 65536);
     nbl_cache_config config = fixture_config();
-    config.flags = 1;
+    config.flags = 128;
     EXPECT(api->cache_plan(&config, &plan, &err), NBL_E_UNKNOWN_FIELD);
     config = fixture_config();
     config.struct_size = 10;

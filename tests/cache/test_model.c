@@ -104,6 +104,42 @@ static void fork_one(ledger *l, uint32_t parent, uint32_t child)
     cr_assert_eq(ledger_fork(l, parent, tokens, child), good ? NBL_OK : NBL_E_RANGE, "fork");
 }
 
+static void publish_one(ledger *l, uint32_t index)
+{
+    static ledger_sequence twin;
+    const ledger_sequence *s = &l->all[index];
+    const uint64_t salt = index % 2;
+    uint32_t tokens = 0, found = 0;
+    const nbl_status status = ledger_publish(l, index, salt, below(4) * 30, &tokens);
+    /* A fork that went on under the other salt is refused; everything else is published as far as that is exact. */
+    cr_assert(status == NBL_OK || status == NBL_E_INVALID, "publish: %d", status);
+    if (status != NBL_OK || tokens == 0)
+        return;
+    nbl_prefix p = NBL_INIT(nbl_prefix);
+    twin = *s;
+    p.tokens = twin.tokens[0];
+    p.count = tokens;
+    p.salt = salt;
+    cr_assert_eq(l->f.c.api->prefix_match(l->f.cache, &p, &found, NULL), NBL_OK, "match");
+    if (l->f.config.shape.centering == 0 && s->dropped == 0)
+        cr_assert_geq(found, tokens, "%u tokens are published and %u found", tokens, found);
+}
+
+/* A new sequence with the tokens of another one, some of them changed at times. */
+static void adopt_one(ledger *l, uint32_t from, uint32_t into)
+{
+    uint32_t tokens[LEDGER_TOKENS], found = 0;
+    const uint32_t count = ledger_whole(&l->all[from]);
+    if (ledger_create(l, into) != NBL_OK)
+        return;
+    for (uint32_t i = 0; i < count; ++i)
+        tokens[i] = l->all[from].tokens[0][i];
+    if (count > 0 && below(3) == 0)
+        tokens[below(count)]++;
+    cr_assert_eq(ledger_adopt(l, into, tokens, count, below(2) * 40, below(2), &found), NBL_OK, "adopt");
+    cr_assert(found <= count && found % l->f.config.shape.page_tokens == 0, "%u of %u tokens", found, count);
+}
+
 /* Makes one of the next backend calls fail, or one of the next copies. */
 static void failure_plan(ledger *l)
 {
@@ -128,6 +164,11 @@ static void step(ledger *l)
         cr_assert_eq(ledger_create(l, none), NBL_OK, "create");
     } else if (one == LEDGER_SEQUENCES) {
         return;
+    } else if (what < 64 && (l->f.config.flags & NBL_CACHE_PREFIX) != 0) {
+        if (what < 61 || none == LEDGER_SEQUENCES)
+            publish_one(l, one);
+        else
+            adopt_one(l, one, none);
     } else if (what < 69 && none < LEDGER_SEQUENCES) {
         fork_one(l, one, none);
     } else if (what < 78) {
@@ -147,6 +188,7 @@ static void run(nbl_cache_config config)
     const uint64_t operations = setting("CACHE_MODEL_OPERATIONS", OPERATIONS_DEFAULT);
     state = setting("CACHE_MODEL_SEED", 1);
     ledger_open(&l, config);
+    l.vocabulary = (config.flags & NBL_CACHE_PREFIX) != 0 ? 2 : 0;
     for (uint64_t i = 0; i < operations; ++i) {
         step(&l);
         if (i % CHECK_EVERY == 0)
@@ -182,5 +224,22 @@ Test(cache_model, odd_pages_few_of_them)
     config.shape.centering = NBL_CENTERING_MEAN;
     config.tokens_max = 256;
     config.sink_tokens = 0;
+    run(config);
+}
+
+Test(cache_model, prefixes)
+{
+    nbl_cache_config config = ledger_config();
+    config.flags = NBL_CACHE_PREFIX;
+    run(config);
+}
+
+Test(cache_model, prefixes_and_centres)
+{
+    nbl_cache_config config = ledger_config();
+    config.flags = NBL_CACHE_PREFIX;
+    config.shape.centering = NBL_CENTERING_MEAN;
+    config.center_tokens = 32;
+    config.tokens_max = 300;
     run(config);
 }

@@ -91,9 +91,34 @@ typedef struct nbl_recipe {
     char name[32];
 } nbl_recipe;
 
+/* Flags of nbl_cache_config, since 1.1. */
+#define NBL_CACHE_PREFIX 1u /**< pages can be published and found again by their tokens */
+#define NBL_CACHE_FLAGS_ALL 1u
+
+#define NBL_PRIORITY_MAX 100u /**< of a cached prefix; the lowest goes first */
+
+/** What happened to a page of the prefix index. */
+enum nbl_event_kind {
+    NBL_EVENT_STORED = 1,  /**< published: it can be found from now on */
+    NBL_EVENT_EVICTED = 2, /**< its contents are gone */
+    NBL_EVENT_MAX_ENUM = 0x7fffffff
+};
+
+/** One event; all of it is valid during the callback only. */
+typedef struct nbl_cache_event {
+    uint32_t struct_size;
+    uint32_t kind;          /**< enum nbl_event_kind */
+    uint64_t key[2];        /**< SipHash-2-4-128 of the page under hash_key: its tokens and parent_key */
+    uint64_t parent_key[2]; /**< of the page before; for the first page that of salt and centre tokens */
+    uint64_t salt;
+    const uint32_t *tokens; /**< [page_tokens] */
+    uint32_t page_tokens;
+    uint32_t place; /**< 0 for the first page of a sequence */
+} nbl_cache_event;
+
 /** Managed cache. */
 typedef struct nbl_cache_config {
-    NBL_HEADER;
+    NBL_HEADER; /**< flags: NBL_CACHE_ bits */
     nbl_kv_shape shape; /**< by value; hadamard and centering as in the recipe */
     uint32_t k_format;
     uint32_t v_format;
@@ -104,8 +129,26 @@ typedef struct nbl_cache_config {
     uint32_t workspace_mib;       /**< scratch memory in MiB; 0: 64. Calls that need more are cut between sequences */
     uint32_t center_tokens; /**< since 1.1: the centre comes from at most so many first tokens of a sequence, whatever
                                  the first append brings; 32..1024, 0: 1024 (NUM 4.2) */
-    uint32_t reserved;
+    uint32_t prefix_roots_max; /**< since 1.1: with NBL_CACHE_PREFIX, how many prefixes that differ in salt or centre
+                                    tokens can be kept; 0: sequences_max plus a quarter of the pages */
+    uint64_t hash_key[2];      /**< since 1.1: of the prefix index; zero: random */
+    void (*on_event)(void *user, const nbl_cache_event *event); /**< since 1.1: or NULL; on the thread of the call that
+                                                                     causes it; it must not call nibble */
+    void *event_user;
 } nbl_cache_config;
+
+/** Tokens that name a prefix, since 1.1. Two prefixes are the same if salt, tokens and the tokens that the centre comes
+ *  from are. */
+typedef struct nbl_prefix {
+    NBL_HEADER;
+    const uint32_t *tokens; /**< [count] token ids, from position 0 on (host memory) */
+    uint32_t count;
+    uint32_t first_tokens; /**< tokens of a first append, which decide the centre (NUM 4.2); 0: count */
+    uint64_t salt;         /**< whatever else decides K and V: model, adapter, tenant */
+    uint32_t priority;     /**< 0..NBL_PRIORITY_MAX, only read by prefix_publish */
+    uint32_t reserved;
+    nbl_stream stream;
+} nbl_prefix;
 
 /** Counters and sizes of a cache; every byte the backend was asked for is in one of them. */
 typedef struct nbl_cache_stats {
@@ -125,6 +168,14 @@ typedef struct nbl_cache_stats {
     nbl_quant_stats quant;
     uint64_t forks;       /**< since 1.1: seq_fork calls that succeeded */
     uint64_t page_copies; /**< since 1.1: pages copied before a write, because others held them too */
+    uint32_t pages_cached[NBL_REGIONS_MAX]; /**< since 1.1: published pages that no sequence holds; not in pages_used, and
+                                                 taken when a page is needed, unless pinned */
+    uint64_t prefix_queries;    /**< since 1.1: seq_adopt calls */
+    uint64_t prefix_tokens;     /**< since 1.1: tokens they asked for */
+    uint64_t prefix_hit_tokens; /**< since 1.1: tokens they got */
+    uint64_t pages_stored;      /**< since 1.1: pages published */
+    uint64_t pages_unstored;    /**< since 1.1: pages not published because the index was full */
+    uint64_t pages_evicted;     /**< since 1.1: published pages lost */
 } nbl_cache_stats;
 
 /** One sequence's part of a batched append. */
@@ -695,6 +746,79 @@ typedef struct nbl_api_v1 {
      * @since ABI 1.1
      */
     nbl_status (*cache_verify)(nbl_cache *cache, nbl_error *err);
+
+    /** Publishes the full pages of a sequence under their tokens, so that seq_adopt finds them.
+     *
+     * tokens[i] is the token whose K and V the sequence holds at position i, in every layer. Pages that an earlier call
+     * published are skipped; a page equal to one that is in the index already stays private. Published pages never
+     * change: an append into one copies it first. They outlive the sequence, until their memory is needed: of the pages
+     * that nobody holds and nobody has pinned, those of the lowest priority go first, among them the least recently used.
+     *
+     * A sequence cannot be published past a point where that is not certain to be exact: tokens of its centre were cut
+     * off or are not given, layers took their centre from different numbers of tokens, or a prefix was dropped before it
+     * was published. Nor can a page be published twice, under two salts.
+     *
+     * @param out_tokens  or NULL; tokens of the sequence that are published now, a multiple of page_tokens
+     * @retval NBL_OK           also if nothing new was published
+     * @retval NBL_E_INVALID    the cache has no NBL_CACHE_PREFIX, a field is out of range, or salt or tokens contradict an
+     *                          earlier call for the sequence
+     * @retval NBL_E_NOT_FOUND  no such sequence
+     * @retval NBL_E_RANGE      a layer has fewer than count tokens
+     * @since ABI 1.1
+     */
+    nbl_status (*prefix_publish)(nbl_cache *cache, uint64_t sequence, const nbl_prefix *prefix, uint32_t *out_tokens,
+                                 nbl_error *err);
+
+    /** Tells how many tokens seq_adopt would give; changes nothing.
+     *
+     * @retval NBL_OK
+     * @retval NBL_E_INVALID  as prefix_publish
+     * @since ABI 1.1
+     */
+    nbl_status (*prefix_match)(nbl_cache *cache, const nbl_prefix *prefix, uint32_t *out_tokens, nbl_error *err);
+
+    /** Gives an empty sequence the longest published prefix of the tokens, in whole pages.
+     *
+     * Afterwards every layer has *out_tokens tokens, and the sequence is what it would be had they been appended, first
+     * first_tokens of them in one call: same bytes, same centre. The engine appends the rest. Keys are compared in full,
+     * so tokens that differ are never taken for each other.
+     *
+     * @param out_tokens  a multiple of page_tokens; 0 if nothing is found
+     * @retval NBL_OK
+     * @retval NBL_E_INVALID    as prefix_publish
+     * @retval NBL_E_NOT_FOUND  no such sequence
+     * @retval NBL_E_STATE      the sequence has tokens
+     * @since ABI 1.1
+     */
+    nbl_status (*seq_adopt)(nbl_cache *cache, uint64_t sequence, const nbl_prefix *prefix, uint32_t *out_tokens,
+                            nbl_error *err);
+
+    /** Keeps the published prefix of the tokens from being evicted, until prefix_unpin. Pins add up.
+     *
+     * @param out_tokens  tokens pinned; give as many to prefix_unpin
+     * @retval NBL_OK         also for a prefix of 0 tokens
+     * @retval NBL_E_INVALID  as prefix_publish
+     * @since ABI 1.1
+     */
+    nbl_status (*prefix_pin)(nbl_cache *cache, const nbl_prefix *prefix, uint32_t *out_tokens, nbl_error *err);
+
+    /** Takes one pin off each page of a prefix.
+     *
+     * @retval NBL_OK
+     * @retval NBL_E_INVALID    as prefix_publish
+     * @retval NBL_E_NOT_FOUND  count is not a multiple of page_tokens, or a page of the prefix is not pinned; nothing
+     *                          has changed
+     * @since ABI 1.1
+     */
+    nbl_status (*prefix_unpin)(nbl_cache *cache, const nbl_prefix *prefix, nbl_error *err);
+
+    /** Evicts all published pages that nobody holds and nobody has pinned, for instance because weights have changed.
+     *
+     * @retval NBL_OK
+     * @retval NBL_E_INVALID  the cache has no NBL_CACHE_PREFIX
+     * @since ABI 1.1
+     */
+    nbl_status (*prefix_clear)(nbl_cache *cache, nbl_error *err);
 } nbl_api_v1;
 
 /** Returns the table, or a reason. The only exported symbol.
