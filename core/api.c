@@ -49,6 +49,11 @@ static const nbl_api_v1 api = {
     .prefix_pin = nbl_api_prefix_pin,
     .prefix_unpin = nbl_api_prefix_unpin,
     .prefix_clear = nbl_api_prefix_clear,
+    .snapshot_size = nbl_api_snapshot_size,
+    .snapshot_write = nbl_api_snapshot_write,
+    .snapshot_save = nbl_api_snapshot_save,
+    .snapshot_read = nbl_api_snapshot_read,
+    .snapshot_load = nbl_api_snapshot_load,
 };
 
 static nbl_status check_request(const nbl_api_request *request, nbl_error *err)

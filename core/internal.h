@@ -189,6 +189,12 @@ nbl_status nbl_api_seq_adopt(nbl_cache *cache, uint64_t sequence, const nbl_pref
 nbl_status nbl_api_prefix_pin(nbl_cache *cache, const nbl_prefix *prefix, uint32_t *out_tokens, nbl_error *err);
 nbl_status nbl_api_prefix_unpin(nbl_cache *cache, const nbl_prefix *prefix, nbl_error *err);
 nbl_status nbl_api_prefix_clear(nbl_cache *cache, nbl_error *err);
+nbl_status nbl_api_snapshot_size(nbl_cache *cache, uint64_t sequence, uint64_t *out_bytes, nbl_error *err);
+nbl_status nbl_api_snapshot_write(nbl_cache *cache, uint64_t sequence, void *buffer, uint64_t bytes, nbl_error *err);
+nbl_status nbl_api_snapshot_save(nbl_cache *cache, uint64_t sequence, const char *path, nbl_error *err);
+nbl_status nbl_api_snapshot_read(nbl_cache *cache, const void *buffer, uint64_t bytes, uint64_t *out_sequence,
+                                 nbl_error *err);
+nbl_status nbl_api_snapshot_load(nbl_cache *cache, const char *path, uint64_t *out_sequence, nbl_error *err);
 nbl_status nbl_api_cache_append(nbl_cache *cache, const nbl_cache_append_args *args, nbl_error *err);
 nbl_status nbl_api_cache_attend(nbl_cache *cache, const nbl_cache_attend_args *args, nbl_error *err);
 

@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-
 nbl_status nbl_cache_check(const nbl_cache *cache, nbl_error *err)
 {
     return nbl_handle_check(cache, NBL_HANDLE_CACHE, err);

@@ -79,16 +79,16 @@ typedef struct nbl_plan {
     nbl_layer_run layers[NBL_LAYER_RUNS_MAX];
     uint32_t class_count, place_count, group_count, layer_count;
     uint32_t sequence_pages_max;
-    uint32_t pages;           /**< of all classes */
-    uint32_t prefix_nodes;    /**< pages that the prefix index can name; 0 without one */
-    uint32_t prefix_roots;    /**< different starts of prefixes */
-    uint32_t center_rows;     /**< sets of centres (NUM 4.2, 4.5), each of one sequence and its forks */
-    uint32_t list_entries;    /**< pages of one backend call of copy_pages or transcode */
-    uint64_t slots_max;       /**< tokens that all pages hold, so the most one append can bring */
-    uint64_t table_entries;   /**< page table of one backend call */
-    uint64_t center_codes;    /**< byte offset of the codes in the centre block */
+    uint32_t pages;            /**< of all classes */
+    uint32_t prefix_nodes;     /**< pages that the prefix index can name; 0 without one */
+    uint32_t prefix_roots;     /**< different starts of prefixes */
+    uint32_t center_rows;      /**< sets of centres (NUM 4.2, 4.5), each of one sequence and its forks */
+    uint32_t list_entries;     /**< pages of one backend call of copy_pages or transcode */
+    uint64_t slots_max;        /**< tokens that all pages hold, so the most one append can bring */
+    uint64_t table_entries;    /**< page table of one backend call */
+    uint64_t center_codes;     /**< byte offset of the codes in the centre block */
     uint64_t center_exponents; /**< byte offset of the exponents in the centre block */
-    uint64_t center_shifts;   /**< byte offset of the channel shifts in it */
+    uint64_t center_shifts;    /**< byte offset of the channel shifts in it */
     nbl_metadata_layout metadata;
     uint64_t code_bytes;
     uint64_t scale_bytes;
@@ -143,7 +143,7 @@ static inline const nbl_layer_run *nbl_plan_layer(const nbl_plan *plan, uint32_t
 
 #define NBL_PAGE_DROPPED (-1) /**< at places before a sequence's first kept page */
 #define NBL_PAGE_NONE (-2)    /**< there is no page */
-#define NBL_NONE UINT32_MAX /**< no node, no page, end of a list */
+#define NBL_NONE UINT32_MAX   /**< no node, no page, end of a list */
 
 /** A page and who holds it. Life: free -> held by sequences -> (published and held by none: cached) -> free. */
 typedef struct nbl_page {
@@ -221,8 +221,8 @@ typedef struct nbl_root {
 /** The prefix index. */
 typedef struct nbl_index {
     uint64_t key[2];
-    nbl_node *nodes; /**< [prefix_nodes + prefix_roots] */
-    nbl_root *roots; /**< [prefix_roots] */
+    nbl_node *nodes;       /**< [prefix_nodes + prefix_roots] */
+    nbl_root *roots;       /**< [prefix_roots] */
     uint32_t *node_tokens; /**< [prefix_nodes, page_tokens] */
     uint32_t *root_tokens; /**< [prefix_roots, center_tokens] */
     uint32_t *buckets;     /**< [bucket_mask + 1] first node or NBL_NONE */
@@ -378,6 +378,55 @@ nbl_status nbl_mirror_send(const nbl_device *device, nbl_mirror *mirror, uint64_
  *  dropped name page 0: attend asks for a page there, no visible token lies in it. */
 nbl_status nbl_metadata_send_table(nbl_cache *cache, const uint32_t *rows, uint32_t count, uint32_t stride,
                                    nbl_stream stream, nbl_error *err);
+
+/* ------------------------------------------------------------------------------------------------ transfer.c */
+
+/** Moves a page between the device and page_bytes of host memory: per layer group its codes, then its scales. */
+nbl_status nbl_page_move(const nbl_cache *cache, int32_t page, uint8_t *host, uint32_t kind, nbl_stream stream,
+                         nbl_error *err);
+
+/** One layer of a page in host memory. */
+typedef struct nbl_page_part {
+    const nbl_region *region; /**< formats; code_layer_stride and scale_layer_stride are the part's bytes */
+    uint8_t *codes;
+    uint8_t *scales;
+} nbl_page_part;
+
+/** Finds a layer in a page that nbl_page_move has brought. */
+nbl_page_part nbl_page_part_of(const nbl_cache *cache, uint32_t class_index, uint32_t layer, uint8_t *host);
+
+/** Bytes of one row of centres of one layer: codes, exponents, shifts, as centring asks for them. */
+uint64_t nbl_center_bytes(const nbl_kv_shape *shape);
+
+/** Moves a row of centres of a layer between the device and host memory. */
+nbl_status nbl_center_move(const nbl_cache *cache, uint32_t row, uint32_t layer, uint8_t *host, uint32_t kind,
+                           nbl_error *err);
+
+/* ------------------------------------------------------------------------------------------------ file.c */
+
+/** Where a snapshot goes to or comes from: memory, or a file. */
+typedef struct nbl_medium {
+    uint8_t *memory; /**< NULL: a file */
+    int fd;
+    const char *path;
+    uint64_t bytes; /**< that there are */
+    uint64_t at;
+} nbl_medium;
+
+/** Writes the next bytes (NBL_E_IO). */
+nbl_status nbl_medium_write(nbl_medium *medium, const void *data, uint64_t bytes, nbl_error *err);
+/** Reads the next bytes (NBL_E_IO); NBL_E_INVALID if there are fewer. */
+nbl_status nbl_medium_read(nbl_medium *medium, void *data, uint64_t bytes, nbl_error *err);
+
+/** Opens PATH.partial for one writer (NBL_E_IO). */
+nbl_status nbl_file_begin(nbl_medium *medium, const char *path, nbl_error *err);
+/** Makes what was written the file PATH, in one step that survives a crash at any point. */
+nbl_status nbl_file_commit(nbl_medium *medium, nbl_error *err);
+/** Drops what was written. */
+void nbl_file_abandon(nbl_medium *medium);
+/** Opens a regular file to read. */
+nbl_status nbl_file_open(nbl_medium *medium, const char *path, nbl_error *err);
+void nbl_file_close(nbl_medium *medium);
 
 /* ------------------------------------------------------------------------------------------------ lists.c */
 

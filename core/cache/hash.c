@@ -35,8 +35,8 @@ static void word_add(nbl_hasher *h, uint64_t word)
 
 void nbl_hash_start(nbl_hasher *h, const uint64_t key[2])
 {
-    *h = (nbl_hasher){{key[0] ^ 0x736f6d6570736575u, key[1] ^ 0x646f72616e646f6du ^ 0xeeu,
-                       key[0] ^ 0x6c7967656e657261u, key[1] ^ 0x7465646279746573u},
+    *h = (nbl_hasher){{key[0] ^ 0x736f6d6570736575u, key[1] ^ 0x646f72616e646f6du ^ 0xeeu, key[0] ^ 0x6c7967656e657261u,
+                       key[1] ^ 0x7465646279746573u},
                       0,
                       0};
 }

@@ -421,6 +421,16 @@ static void pages_attach_again(nbl_cache *cache, uint32_t index)
         page_attach(cache, node, pages[place]);
 }
 
+/* Leading pages of a sequence that can be found in the index. */
+static uint32_t pages_found(const nbl_cache *cache, uint32_t index)
+{
+    const nbl_sequence *s = &cache->sequences.all[index];
+    uint32_t found = s->published, node = s->node;
+    for (uint32_t place = s->published; place-- > 0; node = cache->index.nodes[node].parent)
+        found = cache->index.nodes[node].page == NBL_PAGE_NONE ? place : found;
+    return found;
+}
+
 /* Raises the priority of all pages up to node: a page is of no use without those before it. */
 static void priority_raise(nbl_cache *cache, uint32_t node, uint32_t priority)
 {
@@ -501,7 +511,7 @@ nbl_status nbl_api_prefix_publish(nbl_cache *cache, uint64_t sequence, const nbl
         pages_publish(&q, index);
     }
     if (out_tokens != NULL)
-        *out_tokens = cache->sequences.all[index].published * cache->plan.config.shape.page_tokens;
+        *out_tokens = pages_found(cache, index) * cache->plan.config.shape.page_tokens;
     return NBL_OK;
 }
 
@@ -542,7 +552,8 @@ nbl_status nbl_api_prefix_unpin(nbl_cache *cache, const nbl_prefix *prefix, nbl_
     NBL_TRY(query_in(&q, cache, prefix, err));
     const uint32_t places = walk(&q, &node);
     if (places * cache->plan.config.shape.page_tokens != q.prefix.count)
-        return NBL_REFUSE(err, NBL_E_NOT_FOUND, "%u of %u tokens are published (needed: all, in whole pages)", places * cache->plan.config.shape.page_tokens, q.prefix.count);
+        return NBL_REFUSE(err, NBL_E_NOT_FOUND, "%u of %u tokens are published (needed: all, in whole pages)",
+                          places * cache->plan.config.shape.page_tokens, q.prefix.count);
     for (uint32_t n = node; places > 0 && !is_root(cache, n); n = cache->index.nodes[n].parent) {
         if (cache->index.nodes[n].pins == 0)
             return NBL_REFUSE(err, NBL_E_NOT_FOUND, "page %u of the prefix is not pinned", cache->index.nodes[n].place);

@@ -10,9 +10,9 @@
 /* The recount. */
 typedef struct recount {
     const nbl_cache *cache;
-    uint32_t *page_refs; /**< by page */
-    uint8_t *page_free;  /**< by page */
-    uint32_t *row_refs;  /**< by row */
+    uint32_t *page_refs;     /**< by page */
+    uint8_t *page_free;      /**< by page */
+    uint32_t *row_refs;      /**< by row */
     uint32_t *node_children; /**< by node */
     uint32_t *node_holders;  /**< by node */
     uint32_t alive;
@@ -141,7 +141,8 @@ static nbl_status nodes_compare(const recount *r, nbl_error *err)
         }
     }
     if (found + index->nodes_free + index->roots_free != total)
-        return BROKEN(err, "%u nodes are found and %u free, of %u", found, index->nodes_free + index->roots_free, total);
+        return BROKEN(err, "%u nodes are found and %u free, of %u", found, index->nodes_free + index->roots_free,
+                      total);
     return NBL_OK;
 }
 

@@ -55,8 +55,8 @@ static const nbl_region *region_of(const nbl_pool *pool, int32_t page)
 static uint8_t *tag_place(const nbl_pool *pool, uint32_t layer, int32_t page, uint32_t offset)
 {
     const nbl_region *r = region_of(pool, page);
-    return (uint8_t *)r->codes + ((uint32_t)page - r->first_page) * r->code_page_stride +
-           layer * r->code_layer_stride + offset * TAG_BYTES;
+    return (uint8_t *)r->codes + ((uint32_t)page - r->first_page) * r->code_page_stride + layer * r->code_layer_stride +
+           offset * TAG_BYTES;
 }
 
 static uint64_t *center_place(const nbl_centers *c, uint32_t b)
@@ -397,8 +397,8 @@ void ledger_check(ledger *l)
             continue;
         alive++;
         tokens += ledger_tokens(&l->all[i]);
-        hidden += ledger_tokens(&l->all[i]) == l->all[i].dropped &&
-                  l->all[i].dropped % l->f.config.shape.page_tokens != 0;
+        hidden +=
+            ledger_tokens(&l->all[i]) == l->all[i].dropped && l->all[i].dropped % l->f.config.shape.page_tokens != 0;
         for (uint32_t layer = 0; layer < LEDGER_LAYERS; ++layer)
             sequence_show(l, i, layer);
     }

@@ -118,7 +118,7 @@ typedef struct nbl_cache_event {
 
 /** Managed cache. */
 typedef struct nbl_cache_config {
-    NBL_HEADER; /**< flags: NBL_CACHE_ bits */
+    NBL_HEADER;         /**< flags: NBL_CACHE_ bits */
     nbl_kv_shape shape; /**< by value; hadamard and centering as in the recipe */
     uint32_t k_format;
     uint32_t v_format;
@@ -168,14 +168,15 @@ typedef struct nbl_cache_stats {
     nbl_quant_stats quant;
     uint64_t forks;       /**< since 1.1: seq_fork calls that succeeded */
     uint64_t page_copies; /**< since 1.1: pages copied before a write, because others held them too */
-    uint32_t pages_cached[NBL_REGIONS_MAX]; /**< since 1.1: published pages that no sequence holds; not in pages_used, and
+    uint32_t
+        pages_cached[NBL_REGIONS_MAX]; /**< since 1.1: published pages that no sequence holds; not in pages_used, and
                                                  taken when a page is needed, unless pinned */
-    uint64_t prefix_queries;    /**< since 1.1: seq_adopt calls */
-    uint64_t prefix_tokens;     /**< since 1.1: tokens they asked for */
-    uint64_t prefix_hit_tokens; /**< since 1.1: tokens they got */
-    uint64_t pages_stored;      /**< since 1.1: pages published */
-    uint64_t pages_unstored;    /**< since 1.1: pages not published because the index was full */
-    uint64_t pages_evicted;     /**< since 1.1: published pages lost */
+    uint64_t prefix_queries;           /**< since 1.1: seq_adopt calls */
+    uint64_t prefix_tokens;            /**< since 1.1: tokens they asked for */
+    uint64_t prefix_hit_tokens;        /**< since 1.1: tokens they got */
+    uint64_t pages_stored;             /**< since 1.1: pages published */
+    uint64_t pages_unstored;           /**< since 1.1: pages not published because the index was full */
+    uint64_t pages_evicted;            /**< since 1.1: published pages lost */
 } nbl_cache_stats;
 
 /** One sequence's part of a batched append. */
@@ -758,7 +759,7 @@ typedef struct nbl_api_v1 {
      * off or are not given, layers took their centre from different numbers of tokens, or a prefix was dropped before it
      * was published. Nor can a page be published twice, under two salts.
      *
-     * @param out_tokens  or NULL; tokens of the sequence that are published now, a multiple of page_tokens
+     * @param out_tokens  or NULL; tokens of the sequence that can be found now, a multiple of page_tokens
      * @retval NBL_OK           also if nothing new was published
      * @retval NBL_E_INVALID    the cache has no NBL_CACHE_PREFIX, a field is out of range, or salt or tokens contradict an
      *                          earlier call for the sequence
@@ -819,6 +820,68 @@ typedef struct nbl_api_v1 {
      * @since ABI 1.1
      */
     nbl_status (*prefix_clear)(nbl_cache *cache, nbl_error *err);
+
+    /** Bytes of the snapshot of a sequence, as snapshot_write needs them.
+     *
+     * @retval NBL_OK
+     * @retval NBL_E_NOT_FOUND  no such sequence
+     * @retval NBL_E_NO_MEMORY  no host memory
+     * @since ABI 1.1
+     */
+    nbl_status (*snapshot_size)(nbl_cache *cache, uint64_t sequence, uint64_t *out_bytes, nbl_error *err);
+
+    /** Writes a sequence into host memory, with all that its bytes depend on: geometry, formats, transforms, centres,
+     * versions of numerics and layout, lengths, and a checksum for every part (docs/kv-cache.md).
+     *
+     * A prefix is exported by forking it first. Equal sequences give equal bytes, whatever pages they lie in and
+     * whatever backend computed them; what no token uses is zero.
+     * Ordering   complete on return; waits for earlier work of the device
+     * @retval NBL_OK
+     * @retval NBL_E_NOT_FOUND  no such sequence
+     * @retval NBL_E_NO_MEMORY  bytes is less than snapshot_size says, or no host memory
+     * @retval NBL_E_DEVICE     the device failed; buffer is undefined
+     * @since ABI 1.1
+     */
+    nbl_status (*snapshot_write)(nbl_cache *cache, uint64_t sequence, void *buffer, uint64_t bytes, nbl_error *err);
+
+    /** snapshot_write into a file.
+     *
+     * The file is written as PATH.partial, synced, and renamed: whenever the process or the machine stops, PATH is what it
+     * was or the whole snapshot. A PATH.partial left by a killed process is written over by the next save. One writer per
+     * path at a time.
+     * @retval NBL_OK
+     * @retval NBL_E_NOT_FOUND  no such sequence
+     * @retval NBL_E_IO         the file cannot be written; err->native_code is the errno. PATH is as it was, unless only
+     *                          the last step, syncing its folder, has failed
+     * @retval NBL_E_NO_MEMORY, NBL_E_DEVICE  as snapshot_write
+     * @since ABI 1.1
+     */
+    nbl_status (*snapshot_save)(nbl_cache *cache, uint64_t sequence, const char *path, nbl_error *err);
+
+    /** Makes a sequence from a snapshot in host memory.
+     *
+     * Everything is checked before the cache is touched: a byte that differs from what was written is found. The cache
+     * needs the geometry, scale rules, transforms and centring of the snapshot, and pages of its formats; sizes and
+     * backend may differ. Attention over the new sequence gives the bits of the old one.
+     * @param out_sequence  a new sequence, not published
+     * @retval NBL_OK
+     * @retval NBL_E_INVALID    not a snapshot, damaged, or of another geometry; err says which
+     * @retval NBL_E_ABI        another version of snapshots, numerics or layout
+     * @retval NBL_E_NO_MEMORY  out of pages or sequences, or no host memory
+     * @retval NBL_E_DEVICE     the device failed
+     * @since ABI 1.1
+     */
+    nbl_status (*snapshot_read)(nbl_cache *cache, const void *buffer, uint64_t bytes, uint64_t *out_sequence,
+                                nbl_error *err);
+
+    /** snapshot_read from a file.
+     *
+     * @retval NBL_OK
+     * @retval NBL_E_IO  the file cannot be read; err->native_code is the errno
+     * @retval NBL_E_INVALID, NBL_E_ABI, NBL_E_NO_MEMORY, NBL_E_DEVICE  as snapshot_read
+     * @since ABI 1.1
+     */
+    nbl_status (*snapshot_load)(nbl_cache *cache, const char *path, uint64_t *out_sequence, nbl_error *err);
 } nbl_api_v1;
 
 /** Returns the table, or a reason. The only exported symbol.

@@ -464,7 +464,7 @@ NBL_ASSERT_FIELD(nbl_api_request, abi_major, 4);
 NBL_ASSERT_FIELD(nbl_api_request, abi_minor_min, 8);
 NBL_ASSERT_FIELD(nbl_api_request, reserved, 12);
 
-NBL_STATIC_ASSERT(sizeof(nbl_api_v1) == 368u, "size of nbl_api_v1");
+NBL_STATIC_ASSERT(sizeof(nbl_api_v1) == 408u, "size of nbl_api_v1");
 NBL_ASSERT_FIELD(nbl_api_v1, struct_size, 0);
 NBL_ASSERT_FIELD(nbl_api_v1, abi_minor, 4);
 NBL_ASSERT_FIELD(nbl_api_v1, load, 8);
@@ -512,6 +512,11 @@ NBL_ASSERT_FIELD(nbl_api_v1, seq_adopt, 336);
 NBL_ASSERT_FIELD(nbl_api_v1, prefix_pin, 344);
 NBL_ASSERT_FIELD(nbl_api_v1, prefix_unpin, 352);
 NBL_ASSERT_FIELD(nbl_api_v1, prefix_clear, 360);
+NBL_ASSERT_FIELD(nbl_api_v1, snapshot_size, 368);
+NBL_ASSERT_FIELD(nbl_api_v1, snapshot_write, 376);
+NBL_ASSERT_FIELD(nbl_api_v1, snapshot_save, 384);
+NBL_ASSERT_FIELD(nbl_api_v1, snapshot_read, 392);
+NBL_ASSERT_FIELD(nbl_api_v1, snapshot_load, 400);
 
 NBL_ASSERT_SIZE(nbl_host);
 NBL_ASSERT_FIELD(nbl_host, struct_size, 0);
