@@ -125,9 +125,9 @@ static void page_put(nbl_cache *cache, uint32_t index, uint32_t place, int32_t b
     cache->page_epoch++;
 }
 
-/* Gives sequence b the pages that it lacks, and pages of its own where it is about to write into shared ones. The shared
- * page stays held until the call has succeeded: a sequence of the same batch must not write into it in place, for the
- * others would get it back if the call fails. */
+/* Gives sequence b the pages that it lacks, and pages of its own where it is about to write into shared ones. The
+ * shared page stays held until the call has succeeded: a sequence of the same batch must not write into it in place,
+ * for the others would get it back if the call fails. */
 static void pages_put(const append_work *w, uint32_t b)
 {
     nbl_cache *cache = w->cache;

@@ -189,7 +189,7 @@ void nbl_pages_share(nbl_cache *cache, int32_t page);
 void nbl_pages_release(nbl_cache *cache, int32_t page);
 /** Tells whether a write to a page would be seen by others than the one sequence that asks. */
 bool nbl_pages_shared(const nbl_cache *cache, int32_t page);
-/** Puts a published page that nobody holds into the queue of its priority as the most recently used, or takes it out. */
+/** Puts a published page that nobody holds into the queue of its priority, as the most recently used; takes it out. */
 void nbl_pages_queue(nbl_cache *cache, int32_t page);
 void nbl_pages_unqueue(nbl_cache *cache, int32_t page);
 /** Evicts cached pages of a class until none is left. */

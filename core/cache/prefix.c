@@ -4,9 +4,9 @@
  * @brief The prefix index: pages found by the tokens that they and all pages before them hold.
  *
  * A tree in a hash table. A root is a salt and the tokens that the centre was computed from (NUM 4.2): pages under one
- * root share a centre, so equal tokens under it are equal bytes. A node is the tokens of one page after its parent. Keys
- * are 128-bit hashes of tokens and parent key; a match compares parent and tokens themselves, so by induction the whole
- * prefix.
+ * root share a centre, so equal tokens under it are equal bytes. A node is the tokens of one page after its parent.
+ * Keys are 128-bit hashes of tokens and parent key; a match compares parent and tokens themselves, so by induction the
+ * whole prefix.
  */
 #include "cache.h"
 
@@ -410,7 +410,7 @@ static uint32_t page_publish(const query *q, uint32_t parent, uint32_t place, in
     return node;
 }
 
-/* Pages up to place s->published that were found in the index then, and evicted since: the sequence's own are as good. */
+/* Pages that were found in the index when the sequence was published, and evicted since: its own are as good. */
 static void pages_attach_again(nbl_cache *cache, uint32_t index)
 {
     const nbl_sequence *s = &cache->sequences.all[index];

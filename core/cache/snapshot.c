@@ -3,9 +3,9 @@
  * @file snapshot.c
  * @brief Sequences as bytes: self-describing, checked, the same whatever backend or history they come from.
  *
- * A snapshot is a head and pages (docs/kv-cache.md has the layout). The head says everything that the bytes of the pages
- * depend on and ends with its hash; every page is followed by its own. Bytes that no token uses are zero, so equal
- * sequences are equal snapshots and nothing of other sequences leaks.
+ * A snapshot is a head and pages (docs/kv-cache.md has the layout). The head says everything that the bytes of the
+ * pages depend on and ends with its hash; every page is followed by its own. Bytes that no token uses are zero, so
+ * equal sequences are equal snapshots and nothing of other sequences leaks.
  */
 #include "cache.h"
 

@@ -644,8 +644,8 @@ typedef struct nbl_api_v1 {
      */
     nbl_status (*seq_length)(nbl_cache *cache, uint64_t sequence, uint32_t layer, uint32_t *out_tokens, nbl_error *err);
 
-    /** Drops all tokens at positions >= tokens, in every layer, and gives whole pages back. The bytes of the tokens that
-     * stay do not change.
+    /** Drops all tokens at positions >= tokens, in every layer, and gives whole pages back. The bytes of the tokens
+     * that stay do not change.
      *
      * @retval NBL_OK
      * @retval NBL_E_NOT_FOUND  no such sequence
@@ -696,7 +696,7 @@ typedef struct nbl_api_v1 {
      */
     nbl_status (*cache_attend)(nbl_cache *cache, const nbl_cache_attend_args *args, nbl_error *err);
 
-    /* -------------------------------------------------------------------------------------------- managed cache, 1.1 */
+    /* -------------------------------------------------------------------------------------------- since 1.1 */
 
     /** Creates a sequence that holds the first tokens of another one; no byte is copied.
      *
@@ -728,8 +728,8 @@ typedef struct nbl_api_v1 {
     /** Gives up the tokens at positions below tokens, in every layer, and gives their whole pages back.
      *
      * The tokens that stay keep their positions, and lengths still count from position 0. From then on cache_attend
-     * needs NBL_ATTEND_WINDOW_LEFT with a window in which no row sees a dropped token. Dropping less than before changes
-     * nothing.
+     * needs NBL_ATTEND_WINDOW_LEFT with a window in which no row sees a dropped token. Dropping less than before
+     * changes nothing.
      *
      * @retval NBL_OK
      * @retval NBL_E_NOT_FOUND  no such sequence
@@ -753,16 +753,17 @@ typedef struct nbl_api_v1 {
      * tokens[i] is the token whose K and V the sequence holds at position i, in every layer. Pages that an earlier call
      * published are skipped; a page equal to one that is in the index already stays private. Published pages never
      * change: an append into one copies it first. They outlive the sequence, until their memory is needed: of the pages
-     * that nobody holds and nobody has pinned, those of the lowest priority go first, among them the least recently used.
+     * that nobody holds and nobody has pinned, those of the lowest priority go first, among them the least recently
+     * used.
      *
      * A sequence cannot be published past a point where that is not certain to be exact: tokens of its centre were cut
-     * off or are not given, layers took their centre from different numbers of tokens, or a prefix was dropped before it
-     * was published. Nor can a page be published twice, under two salts.
+     * off or are not given, layers took their centre from different numbers of tokens, or a prefix was dropped before
+     * it was published. Nor can a page be published twice, under two salts.
      *
      * @param out_tokens  or NULL; tokens of the sequence that can be found now, a multiple of page_tokens
      * @retval NBL_OK           also if nothing new was published
-     * @retval NBL_E_INVALID    the cache has no NBL_CACHE_PREFIX, a field is out of range, or salt or tokens contradict an
-     *                          earlier call for the sequence
+     * @retval NBL_E_INVALID    the cache has no NBL_CACHE_PREFIX, a field is out of range, or salt or tokens
+     *                          contradict an earlier call for the sequence
      * @retval NBL_E_NOT_FOUND  no such sequence
      * @retval NBL_E_RANGE      a layer has fewer than count tokens
      * @since ABI 1.1
@@ -781,8 +782,8 @@ typedef struct nbl_api_v1 {
     /** Gives an empty sequence the longest published prefix of the tokens, in whole pages.
      *
      * Afterwards every layer has *out_tokens tokens, and the sequence is what it would be had they been appended, first
-     * first_tokens of them in one call: same bytes, same centre. The engine appends the rest. Keys are compared in full,
-     * so tokens that differ are never taken for each other.
+     * first_tokens of them in one call: same bytes, same centre. The engine appends the rest. Keys are compared in
+     * full, so tokens that differ are never taken for each other.
      *
      * @param out_tokens  a multiple of page_tokens; 0 if nothing is found
      * @retval NBL_OK
@@ -846,13 +847,13 @@ typedef struct nbl_api_v1 {
 
     /** snapshot_write into a file.
      *
-     * The file is written as PATH.partial, synced, and renamed: whenever the process or the machine stops, PATH is what it
-     * was or the whole snapshot. A PATH.partial left by a killed process is written over by the next save. One writer per
-     * path at a time.
+     * The file is written as PATH.partial, synced, and renamed: whenever the process or the machine stops, PATH is
+     * what it was or the whole snapshot. A PATH.partial left by a killed process is written over by the next save. One
+     * writer per path at a time.
      * @retval NBL_OK
      * @retval NBL_E_NOT_FOUND  no such sequence
-     * @retval NBL_E_IO         the file cannot be written; err->native_code is the errno. PATH is as it was, unless only
-     *                          the last step, syncing its folder, has failed
+     * @retval NBL_E_IO         the file cannot be written; err->native_code is the errno. PATH is as it was, unless
+     *                          only the last step, syncing its folder, has failed
      * @retval NBL_E_NO_MEMORY, NBL_E_DEVICE  as snapshot_write
      * @since ABI 1.1
      */
