@@ -258,11 +258,16 @@ static void wait_us(long us)
     nanosleep(&t, NULL);
 }
 
-static void wait_for(const char *path)
+/* Waits until the file is another one than `before`: the saver is at work. */
+static void wait_for_another(const char *path, const struct stat *before)
 {
-    for (int i = 0; i < 20000 && access(path, F_OK) != 0; ++i)
+    struct stat now = *before;
+    for (int i = 0; i < 20000; ++i) {
+        if (stat(path, &now) == 0 && (now.st_ino != before->st_ino || now.st_mtim.tv_nsec != before->st_mtim.tv_nsec))
+            return;
         wait_us(1000);
-    cr_assert_eq(access(path, F_OK), 0, "the saver has not saved");
+    }
+    cr_assert_fail("the saver has not saved");
 }
 
 /* A process that saves one sequence after the other is killed at any moment: the file is always one of them, whole. */
@@ -279,10 +284,12 @@ Test(cache_snapshot, kill_200_times, .timeout = 300)
     lab_open(&l, lab_config());
     for (uint32_t round = 0; round < 200; ++round) {
         uint64_t copy = 0;
+        struct stat before = {0};
+        (void)stat(path, &before);
         const pid_t child = saver_start(path);
-        wait_for(path);
+        wait_for_another(path, &before);
         seed = seed * 1664525u + 1013904223u;
-        wait_us((long)(seed >> 8) % 30000);
+        wait_us((long)(seed >> 8) % 20000);
         kill(child, SIGKILL);
         waitpid(child, NULL, 0);
         LAB_OK(l.api->snapshot_load(l.cache, path, &copy, &err));
