@@ -54,6 +54,7 @@ static const nbl_api_v1 api = {
     .snapshot_save = nbl_api_snapshot_save,
     .snapshot_read = nbl_api_snapshot_read,
     .snapshot_load = nbl_api_snapshot_load,
+    .policy_parse = nbl_api_policy_parse,
 };
 
 static nbl_status check_request(const nbl_api_request *request, nbl_error *err)

@@ -165,6 +165,9 @@ nbl_status nbl_api_merge(nbl_device *device, const nbl_merge_args *args, nbl_err
 nbl_status nbl_api_recipe_parse(const char *name, uint32_t k_dim, uint32_t v_dim, nbl_recipe *out_recipe,
                                 nbl_error *err);
 
+nbl_status nbl_api_policy_parse(const char *text, uint32_t layers, uint32_t k_dim, uint32_t v_dim,
+                                nbl_policy *out_policy, nbl_error *err);
+
 /* cache/ */
 nbl_status nbl_api_cache_plan(const nbl_cache_config *config, nbl_cache_stats *out_stats, nbl_error *err);
 nbl_status nbl_api_cache_create(nbl_device *device, const nbl_cache_config *config, nbl_cache **out_cache,
@@ -187,7 +190,7 @@ nbl_status nbl_api_prefix_match(nbl_cache *cache, const nbl_prefix *prefix, uint
 nbl_status nbl_api_seq_adopt(nbl_cache *cache, uint64_t sequence, const nbl_prefix *prefix, uint32_t *out_tokens,
                              nbl_error *err);
 nbl_status nbl_api_prefix_pin(nbl_cache *cache, const nbl_prefix *prefix, uint32_t *out_tokens, nbl_error *err);
-nbl_status nbl_api_prefix_unpin(nbl_cache *cache, const nbl_prefix *prefix, nbl_error *err);
+nbl_status nbl_api_prefix_unpin(nbl_cache *cache, const nbl_prefix *prefix, uint32_t tokens, nbl_error *err);
 nbl_status nbl_api_prefix_clear(nbl_cache *cache, nbl_error *err);
 nbl_status nbl_api_snapshot_size(nbl_cache *cache, uint64_t sequence, uint64_t *out_bytes, nbl_error *err);
 nbl_status nbl_api_snapshot_write(nbl_cache *cache, uint64_t sequence, void *buffer, uint64_t bytes, nbl_error *err);

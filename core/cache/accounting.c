@@ -10,6 +10,7 @@
 #include <string.h>
 
 #define TOKENS_MAX ((uint64_t)INT32_MAX)
+#define APPEND_TOKENS_DEFAULT 2048u
 #define WORKSPACE_MIB_DEFAULT 64u
 #define WORKSPACE_MIB_MAX (1u << 20)
 /* Page table entries per page: a batch of equal sequences needs one, an uneven batch more. */
@@ -20,24 +21,6 @@
 static uint64_t min_u64(uint64_t a, uint64_t b)
 {
     return a < b ? a : b;
-}
-
-static uint64_t ceil_div(uint64_t a, uint64_t b)
-{
-    return (a + b - 1u) / b;
-}
-
-/* need(skip, most) of nbl_plan_make. */
-static uint64_t pages_needed(const nbl_cache_config *c, uint64_t skip, uint64_t most)
-{
-    const uint64_t page_tokens = c->shape.page_tokens;
-    uint64_t largest = 0;
-    for (uint64_t s = 1; s <= c->sequences_max && s * (skip * page_tokens + 1u) <= c->tokens_max; ++s) {
-        const uint64_t split = s + (c->tokens_max - s) / page_tokens - s * skip;
-        const uint64_t pages = min_u64(s * most, split);
-        largest = pages > largest ? pages : largest;
-    }
-    return largest;
 }
 
 /* The shape comes by value, so it is of this version whatever its header says; 0 is as good as the size. */
@@ -65,80 +48,13 @@ static nbl_status config_in(nbl_cache_config *c, const nbl_cache_config *config,
     if (c->center_tokens == 0)
         c->center_tokens = NBL_CENTER_TOKENS_MAX;
     NBL_TRY(nbl_value_check("", "center_tokens", c->center_tokens, NBL_CENTER_TOKENS_MIN, NBL_CENTER_TOKENS_MAX, err));
+    NBL_TRY(nbl_value_check("", "rule_count", c->rule_count, 0, NBL_RULES_MAX, err));
+    NBL_TRY(nbl_pointer_check("rules", c->rules, c->rule_count, (uint32_t) _Alignof(nbl_policy_rule), err));
+    NBL_TRY(nbl_value_check("", "append_tokens_max", c->append_tokens_max, 0, c->tokens_max, err));
+    if (c->append_tokens_max == 0)
+        c->append_tokens_max = (uint32_t)min_u64(c->tokens_max, APPEND_TOKENS_DEFAULT);
     if (c->sequence_tokens_max == 0)
         c->sequence_tokens_max = (uint32_t)sequence_most;
-    return NBL_OK;
-}
-
-/* ------------------------------------------------------------------------------------------------ classes */
-
-/* Places [0, *end) that are not of the last class, as int8 pages. */
-static uint32_t sink_places(const nbl_cache_config *c, uint64_t most)
-{
-    const bool mixed = c->sink_tokens > 0 && !(c->k_format == NBL_INT8 && c->v_format == NBL_INT8);
-    return mixed ? (uint32_t)min_u64(ceil_div(c->sink_tokens, c->shape.page_tokens), most) : 0u;
-}
-
-/* Appends a class of pages to every layer group and adds its bytes to the plan's. A page lies in one piece, layer after
- * layer, so that moving it takes one copy of codes and one of scales per group. */
-static nbl_status class_add(nbl_plan *plan, uint32_t k_format, uint32_t v_format, uint64_t pages, nbl_error *err)
-{
-    nbl_class *c = &plan->classes[plan->class_count];
-    *c = (nbl_class){.first_page = plan->pages, .page_count = (uint32_t)pages};
-    for (uint32_t g = 0; g < plan->group_count; ++g) {
-        nbl_layer_group *group = &plan->groups[g];
-        const nbl_page_layout layout = nbl_layout_page(&group->shape, k_format, v_format);
-        const uint64_t code_bytes = layout.code_page_bytes * group->shape.layers;
-        const uint64_t scale_bytes = layout.scale_page_bytes * group->shape.layers;
-        const nbl_axis axis = {pages + plan->pages, code_bytes + scale_bytes};
-        uint64_t span;
-        /* One more page than there is, of this class's size, for all classes: keeps every sum below far from 2^64. */
-        if (pages + plan->pages > TOKENS_MAX || !nbl_axes_span(&axis, 1, code_bytes + scale_bytes, &span))
-            return NBL_REFUSE(err, NBL_E_INVALID,
-                              "tokens_max is %" PRIu64 " with %u layers (needed: fewer than 2^31 pages "
-                              "and 2^62 bytes)",
-                              plan->config.tokens_max, plan->config.shape.layers);
-        c->page_bytes += code_bytes + scale_bytes;
-        group->regions[plan->class_count] = (nbl_region){.k_format = k_format,
-                                                         .v_format = v_format,
-                                                         .first_page = plan->pages,
-                                                         .page_count = (uint32_t)pages,
-                                                         .code_page_stride = code_bytes,
-                                                         .code_layer_stride = layout.code_page_bytes,
-                                                         .scale_page_stride = scale_bytes,
-                                                         .scale_layer_stride = layout.scale_page_bytes};
-        group->code_bytes += code_bytes * pages;
-        group->scale_bytes += scale_bytes * pages;
-        plan->code_bytes += code_bytes * pages;
-        plan->scale_bytes += scale_bytes * pages;
-    }
-    plan->class_count++;
-    plan->pages += (uint32_t)pages;
-    return NBL_OK;
-}
-
-/* Adds places [begin, end) with a class of their own. */
-static nbl_status places_add(nbl_plan *plan, uint32_t k_format, uint32_t v_format, uint32_t begin, uint32_t end,
-                             nbl_error *err)
-{
-    const uint64_t pages = pages_needed(&plan->config, begin, end - begin);
-    plan->places[plan->place_count++] = (nbl_place_run){end, plan->class_count};
-    return class_add(plan, k_format, v_format, pages > 0 ? pages : 1u, err);
-}
-
-static nbl_status classes_plan(nbl_plan *plan, nbl_error *err)
-{
-    const nbl_cache_config *c = &plan->config;
-    const uint64_t most = ceil_div(c->sequence_tokens_max, c->shape.page_tokens);
-    const uint32_t sinks = sink_places(c, most);
-    plan->sequence_pages_max = (uint32_t)most;
-    plan->group_count = plan->layer_count = 1;
-    plan->groups[0].shape = c->shape;
-    plan->layers[0] = (nbl_layer_run){0, c->shape.layers, 0, 0};
-    if (sinks > 0)
-        NBL_TRY(places_add(plan, NBL_INT8, NBL_INT8, 0, sinks, err));
-    NBL_TRY(places_add(plan, c->k_format, c->v_format, sinks, (uint32_t)most, err));
-    plan->places[plan->place_count - 1u].end = UINT32_MAX;
     return NBL_OK;
 }
 
@@ -198,7 +114,8 @@ nbl_status nbl_plan_make(nbl_plan *plan, const nbl_cache_config *config, nbl_err
 {
     memset(plan, 0, sizeof *plan);
     NBL_TRY(config_in(&plan->config, config, err));
-    NBL_TRY(classes_plan(plan, err));
+    NBL_TRY(nbl_plan_classes(plan, err));
+    plan->config.rules = NULL; /* the caller's; all that they say is in the classes now */
     metadata_plan(plan);
     NBL_TRY(index_plan(plan, err));
     centers_plan(plan);

@@ -95,6 +95,37 @@ static void pages_count(const append_work *w, uint32_t b, uint64_t wanted[NBL_CL
     }
 }
 
+/* Places of sequence b that leave the recent window once this call has succeeded: [begin, end). */
+static void demotions_of(const append_work *w, uint32_t b, uint32_t *begin, uint32_t *end)
+{
+    const nbl_cache *cache = w->cache;
+    const nbl_sequences *s = &cache->sequences;
+    const uint32_t index = cache->batch[b], page_tokens = cache->plan.config.shape.page_tokens;
+    const uint32_t recent = cache->plan.recent_tokens, dropped = s->all[index].dropped / page_tokens;
+    uint32_t whole = UINT32_MAX;
+    *begin = *end = s->all[index].cold > dropped ? s->all[index].cold : dropped;
+    if (recent == 0)
+        return;
+    for (uint32_t layer = 0; layer < s->layers; ++layer) {
+        const uint32_t added = layer == w->args->layer ? tokens_of(w, b) : 0;
+        const uint32_t length = *nbl_sequences_length(s, index, layer) + added;
+        whole = length < whole ? length : whole;
+    }
+    if (whole > recent && (whole - recent) / page_tokens > *begin)
+        *end = (whole - recent) / page_tokens;
+}
+
+/* Counts the pages that sequence b's demotions need, by class. */
+static void demotions_count(const append_work *w, uint32_t b, uint64_t wanted[NBL_CLASSES_MAX])
+{
+    uint32_t begin, end;
+    demotions_of(w, b, &begin, &end);
+    for (uint32_t place = begin; place < end; ++place) {
+        const nbl_place_run *run = nbl_plan_place(&w->cache->plan, place);
+        wanted[run->final_class] += run->final_class != run->class_index;
+    }
+}
+
 static nbl_status room_check(const append_work *w, nbl_error *err)
 {
     const nbl_cache *cache = w->cache;
@@ -105,8 +136,10 @@ static nbl_status room_check(const append_work *w, nbl_error *err)
             return NBL_REFUSE(err, NBL_E_RANGE, "sequences[%u] would have %" PRIu64 " tokens (allowed: %u)", b, length,
                               cache->plan.config.sequence_tokens_max);
     }
-    for (uint32_t b = 0; b < w->args->batch; ++b)
+    for (uint32_t b = 0; b < w->args->batch; ++b) {
         pages_count(w, b, wanted);
+        demotions_count(w, b, wanted);
+    }
     for (uint32_t c = 0; c < cache->plan.class_count; ++c) {
         if (wanted[c] > nbl_pages_available(cache, c))
             return NBL_REFUSE(err, NBL_E_NO_MEMORY,
@@ -147,12 +180,31 @@ static void pages_put(const append_work *w, uint32_t b)
     }
 }
 
-/* Takes back what pages_put did. */
+/* Takes the pages that sequence b's demotions need; the sequence keeps its old ones until the call has succeeded. */
+static void demotions_put(const append_work *w, uint32_t b)
+{
+    nbl_cache *cache = w->cache;
+    const uint32_t index = cache->batch[b];
+    const int32_t *pages = nbl_sequences_pages(&cache->sequences, index);
+    uint32_t begin, end;
+    demotions_of(w, b, &begin, &end);
+    for (uint32_t place = begin; place < end; ++place) {
+        const nbl_place_run *run = nbl_plan_place(&cache->plan, place);
+        if (run->final_class == run->class_index)
+            continue;
+        const int32_t after = nbl_pages_take(cache, run->final_class);
+        cache->changes.items[cache->changes.count++] = (nbl_change){index, place, pages[place], after};
+    }
+}
+
+/* Takes back what pages_put and demotions_put did. */
 static void changes_undo(nbl_cache *cache)
 {
     while (cache->changes.count > 0) {
         const nbl_change *c = &cache->changes.items[--cache->changes.count];
-        if (c->before == NBL_PAGE_NONE)
+        if (cache->changes.count >= cache->changes.made)
+            ; /* a demotion is not in effect yet */
+        else if (c->before == NBL_PAGE_NONE)
             cache->sequences.all[c->index].page_count--;
         else
             nbl_sequences_pages(&cache->sequences, c->index)[c->place] = c->before;
@@ -161,25 +213,30 @@ static void changes_undo(nbl_cache *cache)
     }
 }
 
-/* Lets go of the pages that have been copied. */
+/* Puts the demoted pages in their places, and lets go of all pages that have been replaced. */
 static void changes_keep(nbl_cache *cache)
 {
     for (uint32_t i = 0; i < cache->changes.count; ++i) {
         const nbl_change *c = &cache->changes.items[i];
-        if (c->before == NBL_PAGE_NONE)
-            continue;
-        nbl_pages_release(cache, c->before);
-        cache->counters.page_copies++;
+        if (i >= cache->changes.made) {
+            nbl_sequences_pages(&cache->sequences, c->index)[c->place] = c->after;
+            cache->counters.pages_demoted++;
+            cache->page_epoch++;
+        } else if (c->before != NBL_PAGE_NONE) {
+            cache->counters.page_copies++;
+        }
+        if (c->before != NBL_PAGE_NONE)
+            nbl_pages_release(cache, c->before);
     }
     cache->changes.count = 0;
 }
 
-/* Copies what shared pages held into the pages that replace them. */
-static nbl_status changes_copy(nbl_cache *cache, nbl_stream stream, nbl_error *err)
+/* Launches the copies or transcodes of the changes [begin, end). */
+static nbl_status changes_launch(nbl_cache *cache, uint32_t begin, uint32_t end, nbl_stream stream, nbl_error *err)
 {
     nbl_page_list list;
     nbl_page_list_start(&list, cache, stream);
-    for (uint32_t i = 0; i < cache->changes.count; ++i) {
+    for (uint32_t i = begin; i < end; ++i) {
         const nbl_change *c = &cache->changes.items[i];
         if (c->before != NBL_PAGE_NONE)
             NBL_TRY(nbl_page_list_add(&list, c->before, c->after, err));
@@ -325,11 +382,36 @@ static nbl_status runs_launch(const append_work *w, uint32_t runs, nbl_error *er
 static nbl_status work_launch(append_work *w, uint32_t runs, nbl_error *err)
 {
     NBL_TRY(rows_own(w, err));
-    NBL_TRY(changes_copy(w->cache, w->args->stream, err));
+    const nbl_changes *changes = &w->cache->changes;
+    NBL_TRY(changes_launch(w->cache, 0, changes->made, w->args->stream, err));
     for (uint32_t b = 0; b < w->args->batch; ++b)
         slots_fill(w, b);
     small_fill(w, runs);
-    return runs_launch(w, runs, err);
+    NBL_TRY(runs_launch(w, runs, err));
+    return changes_launch(w->cache, changes->made, changes->count, w->args->stream, err);
+}
+
+/* Takes all pages that the call needs; room_check has seen that they are there. */
+static void pages_take(const append_work *w)
+{
+    nbl_changes *changes = &w->cache->changes;
+    for (uint32_t b = 0; b < w->args->batch; ++b)
+        pages_put(w, b);
+    changes->made = changes->count;
+    for (uint32_t b = 0; b < w->args->batch; ++b)
+        demotions_put(w, b);
+}
+
+/* Moves the lengths of all sequences, and how far their pages are in their final class. */
+static void lengths_move(const append_work *w)
+{
+    nbl_sequences *s = &w->cache->sequences;
+    for (uint32_t b = 0; b < w->args->batch; ++b) {
+        uint32_t begin;
+        demotions_of(w, b, &begin, &s->all[w->cache->batch[b]].cold);
+    }
+    for (uint32_t b = 0; b < w->args->batch; ++b)
+        *length_of(w, b) += tokens_of(w, b);
 }
 
 /* Notes from how many tokens the centres of this call come. */
@@ -351,8 +433,7 @@ static nbl_status append_run(append_work *w, nbl_error *err)
     pieces_cut(w);
     NBL_TRY(room_check(w, err));
     NBL_TRY(runs_cut(w, &runs, err));
-    for (uint32_t b = 0; b < w->args->batch; ++b)
-        pages_put(w, b);
+    pages_take(w);
     const nbl_status status = work_launch(w, runs, err);
     if (status != NBL_OK) {
         changes_undo(w->cache);
@@ -360,8 +441,7 @@ static nbl_status append_run(append_work *w, nbl_error *err)
     }
     changes_keep(w->cache);
     bases_note(w);
-    for (uint32_t b = 0; b < w->args->batch; ++b)
-        *length_of(w, b) += tokens_of(w, b);
+    lengths_move(w);
     return NBL_OK;
 }
 

@@ -104,11 +104,32 @@ static nbl_status pair_supports(nbl_device *device, const nbl_kv_shape *shape, c
     return NBL_OK;
 }
 
+/* What the cache does with pages that leave the recent window. */
+static nbl_status demotions_support(nbl_device *device, const nbl_plan *plan, const nbl_layer_group *group,
+                                    nbl_error *err)
+{
+    nbl_op_desc desc = NBL_INIT(nbl_op_desc);
+    desc.shape = &group->shape;
+    desc.op = NBL_OP_TRANSCODE;
+    for (uint32_t i = 0; i < plan->place_count; ++i) {
+        const nbl_region *from = &group->regions[plan->places[i].class_index];
+        const nbl_region *to = &group->regions[plan->places[i].final_class];
+        desc.k_format = from->k_format;
+        desc.v_format = from->v_format;
+        desc.dst_k_format = to->k_format;
+        desc.dst_v_format = to->v_format;
+        if (from != to)
+            NBL_TRY(nbl_api_supports(device, &desc, err));
+    }
+    return NBL_OK;
+}
+
 static nbl_status supports_check(nbl_device *device, const nbl_plan *plan, nbl_error *err)
 {
     for (uint32_t g = 0; g < plan->group_count; ++g) {
         for (uint32_t c = 0; c < plan->class_count; ++c)
             NBL_TRY(pair_supports(device, &plan->groups[g].shape, &plan->groups[g].regions[c], err));
+        NBL_TRY(demotions_support(device, plan, &plan->groups[g], err));
     }
     return NBL_OK;
 }

@@ -49,10 +49,11 @@ typedef struct nbl_class {
     uint64_t page_bytes; /**< codes and scales of one page, all layers */
 } nbl_class;
 
-/** Places (page positions in a sequence) that take pages of one class. */
+/** Places (page positions in a sequence) that take pages of one class, and have pages of another one later. */
 typedef struct nbl_place_run {
-    uint32_t end; /**< first place past the run */
-    uint32_t class_index;
+    uint32_t end;         /**< first place past the run */
+    uint32_t class_index; /**< of a new page */
+    uint32_t final_class; /**< of a page that has left the recent window; often the same */
 } nbl_place_run;
 
 /** Layers whose formats are the same in every class; they form one pool. */
@@ -80,6 +81,7 @@ typedef struct nbl_plan {
     uint32_t class_count, place_count, group_count, layer_count;
     uint32_t sequence_pages_max;
     uint32_t pages;            /**< of all classes */
+    uint32_t recent_tokens;    /**< window after which a page gets its final class; 0: none */
     uint32_t prefix_nodes;     /**< pages that the prefix index can name; 0 without one */
     uint32_t prefix_roots;     /**< different starts of prefixes */
     uint32_t center_rows;      /**< sets of centres (NUM 4.2, 4.5), each of one sequence and its forks */
@@ -112,13 +114,24 @@ nbl_status nbl_plan_make(nbl_plan *plan, const nbl_cache_config *config, nbl_err
 /** Statistics of an empty cache. */
 nbl_cache_stats nbl_plan_stats(const nbl_plan *plan);
 
-/** Class of the page at a place of a sequence. */
-static inline uint32_t nbl_plan_class(const nbl_plan *plan, uint32_t place)
+/* ------------------------------------------------------------------------------------------------ classes.c */
+
+/** Derives classes, places, layer groups and pages from a complete configuration. */
+nbl_status nbl_plan_classes(nbl_plan *plan, nbl_error *err);
+
+/** Run of places that a place of a sequence lies in. */
+static inline const nbl_place_run *nbl_plan_place(const nbl_plan *plan, uint32_t place)
 {
     uint32_t i = 0;
     while (place >= plan->places[i].end)
         ++i;
-    return plan->places[i].class_index;
+    return &plan->places[i];
+}
+
+/** Class of a new page at a place of a sequence. */
+static inline uint32_t nbl_plan_class(const nbl_plan *plan, uint32_t place)
+{
+    return nbl_plan_place(plan, place)->class_index;
 }
 
 /** Class that a page belongs to. */
@@ -254,6 +267,7 @@ typedef struct nbl_sequence {
     uint32_t row;        /**< of the centres */
     uint32_t node;       /**< of the last published page, or NBL_NONE */
     uint32_t published;  /**< pages up to it */
+    uint32_t cold;       /**< places before it have pages of their final class */
     bool loose;          /**< tokens that its centre came from were cut off */
     uint64_t mark;       /**< number of the last call that named the sequence */
 } nbl_sequence;
@@ -430,15 +444,16 @@ void nbl_file_close(nbl_medium *medium);
 
 /* ------------------------------------------------------------------------------------------------ lists.c */
 
-/** Pages to copy; launched when there are enough of them, and by flush. */
+/** Pages to copy or transcode; launched when there are enough of them, when the classes change, and by flush. */
 typedef struct nbl_page_list {
     nbl_cache *cache;
     nbl_stream stream;
+    uint32_t from_class, to_class;
     uint32_t count; /**< in the metadata's lists */
 } nbl_page_list;
 
 void nbl_page_list_start(nbl_page_list *list, nbl_cache *cache, nbl_stream stream);
-/** Adds a pair of pages of one class. */
+/** Adds a pair of pages: of one class, to be copied; of two, full ones, to be transcoded. */
 nbl_status nbl_page_list_add(nbl_page_list *list, int32_t from, int32_t to, nbl_error *err);
 /** Launches what has been added. */
 nbl_status nbl_page_list_flush(nbl_page_list *list, nbl_error *err);
@@ -463,7 +478,8 @@ typedef struct nbl_piece {
 /** Changes of the call at work, in order, so that a failure can undo them. */
 typedef struct nbl_changes {
     nbl_change *items; /**< [pages]: each brings a page */
-    uint32_t count;
+    uint32_t made;     /**< the first of them are in effect */
+    uint32_t count;    /**< the rest, demotions, come into effect when the call has succeeded */
 } nbl_changes;
 
 /* ------------------------------------------------------------------------------------------------ cache.c */
@@ -478,6 +494,7 @@ typedef struct nbl_cache_counters {
     uint64_t pages_stored;
     uint64_t pages_unstored;
     uint64_t pages_evicted;
+    uint64_t pages_demoted;
 } nbl_cache_counters;
 
 struct nbl_cache {

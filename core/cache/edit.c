@@ -58,8 +58,19 @@ nbl_status nbl_api_seq_length(nbl_cache *cache, uint64_t sequence, uint32_t laye
     return NBL_OK;
 }
 
-/* What else changes when a sequence has lost tokens: how far it is published, and whether its centre still comes from
- * the tokens that it has. */
+/* Tells whether a sequence goes on inside a page that was demoted. */
+static bool is_inside_cold(const nbl_cache *cache, uint32_t index)
+{
+    const uint32_t tokens = nbl_sequences_tokens(&cache->sequences, index);
+    const uint32_t page_tokens = cache->plan.config.shape.page_tokens, place = tokens / page_tokens;
+    const nbl_place_run *run = nbl_plan_place(&cache->plan, place);
+    return tokens % page_tokens != 0 && place < cache->sequences.all[index].cold &&
+           run->class_index != run->final_class;
+}
+
+/* What else changes when a sequence has lost tokens: how far it is published and demoted, and whether its bytes are
+ * still those that its tokens alone would have. They are not if tokens that its centre came from are gone, nor inside a
+ * page that was demoted: there, tokens are quantized into the final format at once. */
 static void shortened(nbl_cache *cache, uint32_t index)
 {
     nbl_sequence *s = &cache->sequences.all[index];
@@ -67,8 +78,10 @@ static void shortened(nbl_cache *cache, uint32_t index)
     nbl_index_retreat(cache, index);
     if (nbl_sequences_tokens(&cache->sequences, index) == 0)
         s->loose = false;
-    else if (nbl_cache_basis(cache, index, &equal) > nbl_sequences_tokens_whole(&cache->sequences, index))
+    else if (is_inside_cold(cache, index) ||
+             nbl_cache_basis(cache, index, &equal) > nbl_sequences_tokens_whole(&cache->sequences, index))
         s->loose = true;
+    s->cold = s->page_count < s->cold ? s->page_count : s->cold;
 }
 
 /* ------------------------------------------------------------------------------------------------ fork */
@@ -85,6 +98,7 @@ static void tokens_share(nbl_cache *cache, uint32_t parent, uint32_t child, uint
     to->dropped = from->dropped;
     to->node = from->node;
     to->published = from->published;
+    to->cold = from->cold;
     to->loose = from->loose;
     nbl_index_enter(cache, to->node);
     to->page_count = places;

@@ -288,10 +288,19 @@ static nbl_status query_in(query *q, nbl_cache *cache, const nbl_prefix *prefix,
     return NBL_OK;
 }
 
+/* Pages of a prefix that a request can use, or a sequence publish: full ones, and with a recent window those that lie
+ * outside of it once all the tokens are there. */
+static uint32_t places_usable(const query *q)
+{
+    const nbl_plan *plan = &q->cache->plan;
+    const uint32_t recent = plan->recent_tokens, count = q->prefix.count;
+    return count > recent ? (count - recent) / plan->config.shape.page_tokens : 0;
+}
+
 /* Walks down from the root as long as pages are there; gives the number of places and the last node. */
 static uint32_t walk(const query *q, uint32_t *out_node)
 {
-    const uint32_t places = q->prefix.count / q->cache->plan.config.shape.page_tokens;
+    const uint32_t places = places_usable(q);
     const nbl_hash key = root_key(q);
     uint32_t node = root_find(q, &key), place = 0;
     *out_node = NBL_NONE;
@@ -327,7 +336,7 @@ static void pages_adopt(nbl_cache *cache, uint32_t index, uint32_t node, uint32_
     nbl_rows_release(&cache->rows, s->row);
     s->row = root_of(cache, node)->row;
     s->node = node;
-    s->published = s->page_count = places;
+    s->published = s->page_count = s->cold = places;
     nbl_index_enter(cache, node);
     for (uint32_t place = places; place-- > 0; node = cache->index.nodes[node].parent) {
         pages[place] = cache->index.nodes[node].page;
@@ -452,7 +461,7 @@ static void pages_publish(const query *q, uint32_t index)
 {
     nbl_cache *cache = q->cache;
     nbl_sequence *s = &cache->sequences.all[index];
-    const uint32_t page_tokens = cache->plan.config.shape.page_tokens, places = q->prefix.count / page_tokens;
+    const uint32_t page_tokens = cache->plan.config.shape.page_tokens, places = places_usable(q);
     const int32_t *pages = nbl_sequences_pages(&cache->sequences, index);
     uint32_t node = s->node != NBL_NONE ? s->node : root_get(q, index), last = node;
     for (uint32_t place = s->published; place < places && place >= s->dropped / page_tokens; ++place) {
@@ -545,19 +554,29 @@ nbl_status nbl_api_prefix_pin(nbl_cache *cache, const nbl_prefix *prefix, uint32
     return NBL_OK;
 }
 
-nbl_status nbl_api_prefix_unpin(nbl_cache *cache, const nbl_prefix *prefix, nbl_error *err)
+/* The last node of the first `places` pages of a prefix, all of which are there and pinned; else NBL_NONE. */
+static uint32_t pinned_find(const query *q, uint32_t places)
+{
+    const nbl_hash key = root_key(q);
+    uint32_t node = root_find(q, &key);
+    for (uint32_t place = 0; place < places && node != NBL_NONE; ++place) {
+        const nbl_hash next_key = page_key(q, node, place);
+        node = page_find(q, node, place, &next_key);
+        if (node != NBL_NONE && q->cache->index.nodes[node].pins == 0)
+            node = NBL_NONE;
+    }
+    return node;
+}
+
+nbl_status nbl_api_prefix_unpin(nbl_cache *cache, const nbl_prefix *prefix, uint32_t tokens, nbl_error *err)
 {
     query q;
-    uint32_t node;
     NBL_TRY(query_in(&q, cache, prefix, err));
-    const uint32_t places = walk(&q, &node);
-    if (places * cache->plan.config.shape.page_tokens != q.prefix.count)
-        return NBL_REFUSE(err, NBL_E_NOT_FOUND, "%u of %u tokens are published (needed: all, in whole pages)",
-                          places * cache->plan.config.shape.page_tokens, q.prefix.count);
-    for (uint32_t n = node; places > 0 && !is_root(cache, n); n = cache->index.nodes[n].parent) {
-        if (cache->index.nodes[n].pins == 0)
-            return NBL_REFUSE(err, NBL_E_NOT_FOUND, "page %u of the prefix is not pinned", cache->index.nodes[n].place);
-    }
+    NBL_TRY(nbl_index_check("tokens", tokens, (uint64_t)q.prefix.count + 1u, err));
+    const uint32_t places = tokens / cache->plan.config.shape.page_tokens;
+    const uint32_t node = places > 0 ? pinned_find(&q, places) : NBL_NONE;
+    if (places > 0 && node == NBL_NONE)
+        return NBL_REFUSE(err, NBL_E_NOT_FOUND, "the first %u tokens of the prefix are not pinned", tokens);
     if (places > 0)
         pins_change(cache, node, false);
     return NBL_OK;

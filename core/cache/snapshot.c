@@ -494,6 +494,18 @@ static nbl_status room_check(const work *w, nbl_error *err)
 
 /* ------------------------------------------------------------------------------------------------ import */
 
+/* Leading places whose pages have their final class. */
+static uint32_t cold_places(const nbl_cache *cache, uint32_t index)
+{
+    const nbl_sequence *s = &cache->sequences.all[index];
+    const int32_t *pages = nbl_sequences_pages(&cache->sequences, index);
+    uint32_t place = s->dropped / cache->plan.config.shape.page_tokens;
+    while (place < s->page_count &&
+           nbl_plan_class_of_page(&cache->plan, pages[place]) == nbl_plan_place(&cache->plan, place)->final_class)
+        place++;
+    return place;
+}
+
 /* Fills a fresh sequence. The pages are checked again as they are read: the file may have changed since. */
 static nbl_status sequence_fill(work *w, nbl_error *err)
 {
@@ -518,6 +530,7 @@ static nbl_status sequence_fill(work *w, nbl_error *err)
         *nbl_rows_basis(&cache->rows, s->row, layer) = l->basis;
         *nbl_sequences_length(&cache->sequences, w->index, layer) = l->length;
     }
+    s->cold = cold_places(cache, w->index);
     cache->page_epoch++;
     return NBL_OK;
 }

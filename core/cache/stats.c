@@ -25,6 +25,7 @@ static void counters_copy(const nbl_cache_counters *from, nbl_cache_stats *to)
     to->pages_stored = from->pages_stored;
     to->pages_unstored = from->pages_unstored;
     to->pages_evicted = from->pages_evicted;
+    to->pages_demoted = from->pages_demoted;
 }
 
 nbl_status nbl_api_cache_stats(nbl_cache *cache, nbl_cache_stats *out_stats, nbl_error *err)

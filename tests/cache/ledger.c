@@ -6,6 +6,7 @@
 #define HEADS 1u
 #define DIM 32u
 #define CENTER_LEAST 32 /* NUM 4.2: fewer tokens give no centre */
+#define TRANSCODED 77u
 #define TAG_BYTES sizeof(uint64_t)
 
 /* The hooks have no argument of their own: one ledger per process. */
@@ -117,6 +118,29 @@ static void copy_hook(const nbl_copy_pages_args *args)
     }
 }
 
+static void transcode_hook(const nbl_transcode_args *args)
+{
+    for (uint32_t i = 0; i < args->count; ++i) {
+        cr_assert_neq(region_of(args->src_pool, args->src_pages[i]), region_of(args->dst_pool, args->dst_pages[i]),
+                      "transcoded within a class");
+        for (uint32_t layer = 0; layer < args->src_pool->shape->layers; ++layer) {
+            for (uint32_t t = 0; t < (uint32_t)args->token_counts[i]; ++t) {
+                uint64_t stored;
+                memcpy(&stored, tag_place(args->src_pool, layer, args->src_pages[i], t), sizeof stored);
+                stored = mix(stored, TRANSCODED);
+                memcpy(tag_place(args->dst_pool, layer, args->dst_pages[i], t), &stored, sizeof stored);
+            }
+        }
+    }
+}
+
+/* What is stored for token t of a layer, by the model. */
+static uint64_t stored_of(const ledger *l, const ledger_sequence *s, uint32_t layer, uint32_t t)
+{
+    const uint64_t stored = mix(s->tokens[layer][t], l->f.config.shape.centering != 0 ? s->centers[layer] : 0);
+    return s->demoted[layer][t] ? mix(stored, TRANSCODED) : stored;
+}
+
 /* Sequence and layer that the attend at work reads, and the pages that it has shown. */
 static struct shown {
     uint32_t index, layer;
@@ -140,7 +164,7 @@ static void attend_hook(const nbl_attend_args *args)
         if (t / page_tokens >= s->dropped / page_tokens)
             shown.pages[page] = true;
         if (t >= s->dropped)
-            cr_assert_eq(stored, mix(s->tokens[shown.layer][t], centred ? s->centers[shown.layer] : 0),
+            cr_assert_eq(stored, stored_of(current, s, shown.layer, t),
                          "sequence %u layer %u token %u is not what was appended", shown.index, shown.layer, t);
     }
 }
@@ -153,7 +177,10 @@ void ledger_open(ledger *l, nbl_cache_config config)
     l->f = fixture_open(config);
     l->f.c.state->on_append = append_hook;
     l->f.c.state->on_copy_pages = copy_hook;
+    l->f.c.state->on_transcode = transcode_hook;
     l->f.c.state->on_attend = attend_hook;
+    for (uint32_t i = 0; i < config.rule_count; ++i)
+        l->recent = config.rules[i].scope == NBL_SCOPE_RECENT ? config.rules[i].tokens : l->recent;
     current = l;
 }
 
@@ -194,10 +221,34 @@ nbl_status ledger_free(ledger *l, uint32_t index)
     return status;
 }
 
+static uint32_t pages_of(const ledger *l, uint32_t tokens)
+{
+    return tokens / l->f.config.shape.page_tokens + (tokens % l->f.config.shape.page_tokens != 0);
+}
+
 static void model_truncate(ledger_sequence *s, uint32_t tokens)
 {
     for (uint32_t layer = 0; layer < LEDGER_LAYERS; ++layer)
         s->lengths[layer] = s->lengths[layer] < tokens ? s->lengths[layer] : tokens;
+    s->cold = s->cold < pages_of(current, tokens) ? s->cold : pages_of(current, tokens);
+}
+
+/* First place whose pages are demoted at all: the sinks before it are int8 for ever. */
+static uint32_t first_demoted(const ledger *l)
+{
+    return pages_of(l, l->f.config.sink_tokens);
+}
+
+/* Marks the pages that have left the recent window. */
+static void model_demote(ledger *l, ledger_sequence *s)
+{
+    const uint32_t page_tokens = l->f.config.shape.page_tokens, whole = ledger_whole(s);
+    for (; s->cold < whole / page_tokens && (s->cold + 1) * page_tokens + l->recent <= whole; s->cold++) {
+        for (uint32_t t = 0; t < page_tokens && s->cold >= first_demoted(l); ++t) {
+            for (uint32_t layer = 0; layer < LEDGER_LAYERS; ++layer)
+                s->demoted[layer][s->cold * page_tokens + t] = true;
+        }
+    }
 }
 
 nbl_status ledger_fork(ledger *l, uint32_t parent, uint32_t tokens, uint32_t child)
@@ -259,10 +310,14 @@ static void model_append(ledger *l, uint32_t layer, const ledger_part *part, uin
     ledger_sequence *s = &l->all[part->index];
     uint32_t *tokens = s->tokens[layer];
     const uint32_t length = s->lengths[layer];
-    for (uint32_t t = 0; t < part->tokens; ++t)
+    for (uint32_t t = 0; t < part->tokens; ++t) {
+        s->demoted[layer][s->lengths[layer]] = false;
         tokens[s->lengths[layer]++] = k_memory[first + t][0];
+    }
     if (length == 0 && part->tokens > 0)
         s->centers[layer] = center_of(l, tokens, part->tokens);
+    if (l->recent > 0)
+        model_demote(l, s);
 }
 
 static uint32_t token_draw(ledger *l)
@@ -350,6 +405,9 @@ nbl_status ledger_adopt(ledger *l, uint32_t index, const uint32_t *tokens, uint3
     for (uint32_t layer = 0; layer < LEDGER_LAYERS && status == NBL_OK && *out_tokens > 0; ++layer) {
         s->lengths[layer] = *out_tokens;
         memcpy(s->tokens[layer], tokens, *out_tokens * sizeof *tokens);
+        s->cold = pages_of(l, *out_tokens);
+        for (uint32_t t = 0; t < *out_tokens; ++t)
+            s->demoted[layer][t] = l->recent > 0 && t / l->f.config.shape.page_tokens >= first_demoted(l);
         s->centers[layer] = center_of(l, tokens, first_tokens != 0 && first_tokens < count ? first_tokens : count);
     }
     return status;

@@ -26,6 +26,8 @@ typedef struct ledger_sequence {
     uint32_t dropped;
     uint32_t lengths[LEDGER_LAYERS];
     uint32_t tokens[LEDGER_LAYERS][LEDGER_TOKENS]; /**< equal in all layers as far as they go */
+    bool demoted[LEDGER_LAYERS][LEDGER_TOKENS];    /**< transcoded when its page left the recent window */
+    uint32_t cold;                                 /**< pages before it have left the window */
     uint64_t centers[LEDGER_LAYERS];
 } ledger_sequence;
 
@@ -36,6 +38,7 @@ typedef struct ledger {
     uint32_t next_token;
     uint32_t vocabulary; /**< tokens are drawn from so many, so that prefixes recur; 0: all tokens differ */
     uint64_t seed;
+    uint32_t recent; /**< tokens of the recent window */
 } ledger;
 
 /** One sequence's part of an append. */

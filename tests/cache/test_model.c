@@ -243,3 +243,39 @@ Test(cache_model, prefixes_and_centres)
     config.tokens_max = 300;
     run(config);
 }
+
+static const nbl_policy_rule recent_rule = {
+    .scope = NBL_SCOPE_RECENT, .tokens = 10, .k_format = NBL_INT8, .v_format = NBL_INT8};
+
+Test(cache_model, recent_window)
+{
+    nbl_cache_config config = ledger_config();
+    config.rules = &recent_rule;
+    config.rule_count = 1;
+    config.append_tokens_max = 100;
+    run(config);
+}
+
+Test(cache_model, recent_window_and_prefixes)
+{
+    nbl_cache_config config = ledger_config();
+    config.flags = NBL_CACHE_PREFIX;
+    config.rules = &recent_rule;
+    config.rule_count = 1;
+    config.append_tokens_max = 60;
+    config.shape.centering = NBL_CENTERING_MEAN;
+    config.center_tokens = 32;
+    run(config);
+}
+
+/* Layer 1 in a pool of its own. */
+Test(cache_model, layers_apart)
+{
+    static const nbl_policy_rule rules[] = {{.layer_begin = 1, .k_format = NBL_INT8, .v_format = NBL_INT8},
+                                            {.scope = NBL_SCOPE_BEYOND, .tokens = 40, .k_format = NBL_MXFP4}};
+    nbl_cache_config config = ledger_config();
+    config.flags = NBL_CACHE_PREFIX;
+    config.rules = rules;
+    config.rule_count = 2;
+    run(config);
+}

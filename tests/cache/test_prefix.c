@@ -281,11 +281,11 @@ Test(cache_prefix, f14_used_and_pinned_pages_stay)
     cr_assert_eq(ledger_append(&l, 0, &part, 1), NBL_E_NO_MEMORY, "took a page that is in use");
     ledger_grow(&l, 1, 12);
     cr_assert(found(&l, pinned, 3) == 3 && evicted == 0, "evicted %u", evicted);
-    EXPECT(l.f.c.api->prefix_unpin(l.f.cache, &p, &err), NBL_OK);
-    EXPECT(l.f.c.api->prefix_unpin(l.f.cache, &p, &err), NBL_E_NOT_FOUND);
+    EXPECT(l.f.c.api->prefix_unpin(l.f.cache, &p, 12, &err), NBL_OK);
+    EXPECT(l.f.c.api->prefix_unpin(l.f.cache, &p, 12, &err), NBL_E_NOT_FOUND);
     ledger_grow(&l, 1, 12);
     cr_assert(found(&l, pinned, 3) == 0 && evicted == 3, "evicted %u", evicted);
-    EXPECT(l.f.c.api->prefix_unpin(l.f.cache, &p, &err), NBL_E_NOT_FOUND);
+    EXPECT(l.f.c.api->prefix_unpin(l.f.cache, &p, 12, &err), NBL_E_NOT_FOUND);
     ledger_check(&l);
     ledger_close(&l);
 }

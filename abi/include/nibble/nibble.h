@@ -95,6 +95,45 @@ typedef struct nbl_recipe {
 #define NBL_CACHE_PREFIX 1u /**< pages can be published and found again by their tokens */
 #define NBL_CACHE_FLAGS_ALL 1u
 
+/** Tokens that a rule is about. Where rules of several scopes meet, the one named later here wins; of rules of one scope,
+ *  the later one. */
+enum nbl_scope {
+    NBL_SCOPE_ALL = 0,    /**< all tokens */
+    NBL_SCOPE_BEYOND = 1, /**< those at positions >= tokens */
+    NBL_SCOPE_FIRST = 2,  /**< the first `tokens` of a sequence */
+    NBL_SCOPE_RECENT = 3, /**< the last `tokens`: stored so at first, transcoded when they leave this window */
+    NBL_SCOPE_MAX_ENUM = 0x7fffffff
+};
+
+#define NBL_RULES_MAX 16u
+
+/** One line of a policy, since 1.1: tokens of layers [layer_begin, layer_end) are stored so. A scope is rounded up to whole
+ *  pages. Never grows. */
+typedef struct nbl_policy_rule {
+    uint32_t layer_begin;
+    uint32_t layer_end;  /**< 0: to the last layer */
+    uint32_t scope;      /**< enum nbl_scope */
+    uint32_t tokens;     /**< of the scope; 0 with NBL_SCOPE_ALL */
+    uint32_t k_format;   /**< enum nbl_format, or 0: as it is */
+    uint32_t v_format;   /**< the same */
+    uint32_t k_hadamard; /**< block, 1: none, 0: as it is; only with NBL_SCOPE_ALL (a query is transformed once) */
+    uint32_t v_hadamard;
+} nbl_policy_rule;
+
+/** A policy as data, since 1.1: what a recipe says, and rules. Its fields go into nbl_cache_config. */
+typedef struct nbl_policy {
+    NBL_HEADER;
+    uint32_t q_format;
+    uint32_t k_format;
+    uint32_t v_format;
+    uint32_t k_hadamard;
+    uint32_t v_hadamard;
+    uint32_t centering;
+    uint32_t sink_tokens;
+    uint32_t rule_count;
+    nbl_policy_rule rules[NBL_RULES_MAX];
+} nbl_policy;
+
 #define NBL_PRIORITY_MAX 100u /**< of a cached prefix; the lowest goes first */
 
 /** What happened to a page of the prefix index. */
@@ -135,6 +174,11 @@ typedef struct nbl_cache_config {
     void (*on_event)(void *user, const nbl_cache_event *event); /**< since 1.1: or NULL; on the thread of the call that
                                                                      causes it; it must not call nibble */
     void *event_user;
+    const nbl_policy_rule *rules; /**< since 1.1: [rule_count], over the formats above; the sink_tokens are a rule too,
+                                       NBL_SCOPE_FIRST before all others of that scope */
+    uint32_t rule_count;          /**< 0..NBL_RULES_MAX */
+    uint32_t append_tokens_max;   /**< since 1.1: with NBL_SCOPE_RECENT, tokens that one step appends to all sequences
+                                       together (all of them are recent at first); 0: 2048, or tokens_max if that is less */
 } nbl_cache_config;
 
 /** Tokens that name a prefix, since 1.1. Two prefixes are the same if salt, tokens and the tokens that the centre comes
@@ -177,6 +221,7 @@ typedef struct nbl_cache_stats {
     uint64_t pages_stored;             /**< since 1.1: pages published */
     uint64_t pages_unstored;           /**< since 1.1: pages not published because the index was full */
     uint64_t pages_evicted;            /**< since 1.1: published pages lost */
+    uint64_t pages_demoted;            /**< since 1.1: pages transcoded because they left the recent window */
 } nbl_cache_stats;
 
 /** One sequence's part of a batched append. */
@@ -781,8 +826,9 @@ typedef struct nbl_api_v1 {
 
     /** Gives an empty sequence the longest published prefix of the tokens, in whole pages.
      *
-     * Afterwards every layer has *out_tokens tokens, and the sequence is what it would be had they been appended, first
-     * first_tokens of them in one call: same bytes, same centre. The engine appends the rest. Keys are compared in
+     * Afterwards every layer has *out_tokens tokens, and once the engine has appended the rest of the tokens given, the
+     * sequence is what it would be had all of them been appended, the first first_tokens in one call: same bytes, same
+     * centre. (With a recent window only pages that lie outside of it then are adopted.) Keys are compared in
      * full, so tokens that differ are never taken for each other.
      *
      * @param out_tokens  a multiple of page_tokens; 0 if nothing is found
@@ -804,15 +850,17 @@ typedef struct nbl_api_v1 {
      */
     nbl_status (*prefix_pin)(nbl_cache *cache, const nbl_prefix *prefix, uint32_t *out_tokens, nbl_error *err);
 
-    /** Takes one pin off each page of a prefix.
+    /** Takes one pin off each of the pages of the first tokens of a prefix.
      *
+     * @param prefix  as given to prefix_pin
+     * @param tokens  as prefix_pin gave back
      * @retval NBL_OK
      * @retval NBL_E_INVALID    as prefix_publish
-     * @retval NBL_E_NOT_FOUND  count is not a multiple of page_tokens, or a page of the prefix is not pinned; nothing
-     *                          has changed
+     * @retval NBL_E_NOT_FOUND  a page of them is not pinned; nothing has changed
+     * @retval NBL_E_RANGE      tokens is more than prefix->count
      * @since ABI 1.1
      */
-    nbl_status (*prefix_unpin)(nbl_cache *cache, const nbl_prefix *prefix, nbl_error *err);
+    nbl_status (*prefix_unpin)(nbl_cache *cache, const nbl_prefix *prefix, uint32_t tokens, nbl_error *err);
 
     /** Evicts all published pages that nobody holds and nobody has pinned, for instance because weights have changed.
      *
@@ -883,6 +931,19 @@ typedef struct nbl_api_v1 {
      * @since ABI 1.1
      */
     nbl_status (*snapshot_load)(nbl_cache *cache, const char *path, uint64_t *out_sequence, nbl_error *err);
+
+    /** Turns a policy (docs/kv-cache.md, "Policies") into data: a recipe and modifiers, for instance
+     * "kv4,sinks=64,recent=256,layers=last4:kv8".
+     *
+     * @param layers  of the model; names in layers=... are checked against it
+     * @retval NBL_OK
+     * @retval NBL_E_INVALID    text is NULL, a modifier is unknown, comes twice or has no such value, or a dimension is
+     *                          out of range; err says which
+     * @retval NBL_E_NOT_FOUND  no such recipe; err lists them
+     * @since ABI 1.1
+     */
+    nbl_status (*policy_parse)(const char *text, uint32_t layers, uint32_t k_dim, uint32_t v_dim,
+                               nbl_policy *out_policy, nbl_error *err);
 } nbl_api_v1;
 
 /** Returns the table, or a reason. The only exported symbol.

@@ -44,6 +44,8 @@
 #define NBL_V1_BYTES_nbl_cache_attend_args 400u
 #define NBL_V1_BYTES_nbl_prefix 64u
 #define NBL_V1_BYTES_nbl_cache_event 64u
+#define NBL_V1_BYTES_nbl_policy_rule 32u
+#define NBL_V1_BYTES_nbl_policy 560u
 #define NBL_V1_BYTES_nbl_api_request 16u
 #define NBL_V1_BYTES_nbl_api_v1 288u
 #define NBL_V1_BYTES_nbl_host 40u
@@ -355,7 +357,7 @@ NBL_ASSERT_FIELD(nbl_recipe, sink_tokens, 40);
 NBL_ASSERT_FIELD(nbl_recipe, reserved, 44);
 NBL_ASSERT_FIELD(nbl_recipe, name, 48);
 
-NBL_STATIC_ASSERT(sizeof(nbl_cache_config) == 144u, "size of nbl_cache_config");
+NBL_STATIC_ASSERT(sizeof(nbl_cache_config) == 160u, "size of nbl_cache_config");
 NBL_ASSERT_FIELD(nbl_cache_config, struct_size, 0);
 NBL_ASSERT_FIELD(nbl_cache_config, flags, 4);
 NBL_ASSERT_FIELD(nbl_cache_config, next, 8);
@@ -372,8 +374,11 @@ NBL_ASSERT_FIELD(nbl_cache_config, prefix_roots_max, 108);
 NBL_ASSERT_FIELD(nbl_cache_config, hash_key, 112);
 NBL_ASSERT_FIELD(nbl_cache_config, on_event, 128);
 NBL_ASSERT_FIELD(nbl_cache_config, event_user, 136);
+NBL_ASSERT_FIELD(nbl_cache_config, rules, 144);
+NBL_ASSERT_FIELD(nbl_cache_config, rule_count, 152);
+NBL_ASSERT_FIELD(nbl_cache_config, append_tokens_max, 156);
 
-NBL_STATIC_ASSERT(sizeof(nbl_cache_stats) == 288u, "size of nbl_cache_stats");
+NBL_STATIC_ASSERT(sizeof(nbl_cache_stats) == 296u, "size of nbl_cache_stats");
 NBL_ASSERT_FIELD(nbl_cache_stats, struct_size, 0);
 NBL_ASSERT_FIELD(nbl_cache_stats, flags, 4);
 NBL_ASSERT_FIELD(nbl_cache_stats, next, 8);
@@ -399,6 +404,7 @@ NBL_ASSERT_FIELD(nbl_cache_stats, prefix_hit_tokens, 256);
 NBL_ASSERT_FIELD(nbl_cache_stats, pages_stored, 264);
 NBL_ASSERT_FIELD(nbl_cache_stats, pages_unstored, 272);
 NBL_ASSERT_FIELD(nbl_cache_stats, pages_evicted, 280);
+NBL_ASSERT_FIELD(nbl_cache_stats, pages_demoted, 288);
 
 NBL_ASSERT_SIZE(nbl_cache_append_args);
 NBL_ASSERT_FIELD(nbl_cache_append_args, struct_size, 0);
@@ -458,13 +464,37 @@ NBL_ASSERT_FIELD(nbl_cache_event, tokens, 48);
 NBL_ASSERT_FIELD(nbl_cache_event, page_tokens, 56);
 NBL_ASSERT_FIELD(nbl_cache_event, place, 60);
 
+NBL_ASSERT_SIZE(nbl_policy_rule);
+NBL_ASSERT_FIELD(nbl_policy_rule, layer_begin, 0);
+NBL_ASSERT_FIELD(nbl_policy_rule, layer_end, 4);
+NBL_ASSERT_FIELD(nbl_policy_rule, scope, 8);
+NBL_ASSERT_FIELD(nbl_policy_rule, tokens, 12);
+NBL_ASSERT_FIELD(nbl_policy_rule, k_format, 16);
+NBL_ASSERT_FIELD(nbl_policy_rule, v_format, 20);
+NBL_ASSERT_FIELD(nbl_policy_rule, k_hadamard, 24);
+NBL_ASSERT_FIELD(nbl_policy_rule, v_hadamard, 28);
+
+NBL_ASSERT_SIZE(nbl_policy);
+NBL_ASSERT_FIELD(nbl_policy, struct_size, 0);
+NBL_ASSERT_FIELD(nbl_policy, flags, 4);
+NBL_ASSERT_FIELD(nbl_policy, next, 8);
+NBL_ASSERT_FIELD(nbl_policy, q_format, 16);
+NBL_ASSERT_FIELD(nbl_policy, k_format, 20);
+NBL_ASSERT_FIELD(nbl_policy, v_format, 24);
+NBL_ASSERT_FIELD(nbl_policy, k_hadamard, 28);
+NBL_ASSERT_FIELD(nbl_policy, v_hadamard, 32);
+NBL_ASSERT_FIELD(nbl_policy, centering, 36);
+NBL_ASSERT_FIELD(nbl_policy, sink_tokens, 40);
+NBL_ASSERT_FIELD(nbl_policy, rule_count, 44);
+NBL_ASSERT_FIELD(nbl_policy, rules, 48);
+
 NBL_ASSERT_SIZE(nbl_api_request);
 NBL_ASSERT_FIELD(nbl_api_request, struct_size, 0);
 NBL_ASSERT_FIELD(nbl_api_request, abi_major, 4);
 NBL_ASSERT_FIELD(nbl_api_request, abi_minor_min, 8);
 NBL_ASSERT_FIELD(nbl_api_request, reserved, 12);
 
-NBL_STATIC_ASSERT(sizeof(nbl_api_v1) == 408u, "size of nbl_api_v1");
+NBL_STATIC_ASSERT(sizeof(nbl_api_v1) == 416u, "size of nbl_api_v1");
 NBL_ASSERT_FIELD(nbl_api_v1, struct_size, 0);
 NBL_ASSERT_FIELD(nbl_api_v1, abi_minor, 4);
 NBL_ASSERT_FIELD(nbl_api_v1, load, 8);
@@ -517,6 +547,7 @@ NBL_ASSERT_FIELD(nbl_api_v1, snapshot_write, 376);
 NBL_ASSERT_FIELD(nbl_api_v1, snapshot_save, 384);
 NBL_ASSERT_FIELD(nbl_api_v1, snapshot_read, 392);
 NBL_ASSERT_FIELD(nbl_api_v1, snapshot_load, 400);
+NBL_ASSERT_FIELD(nbl_api_v1, policy_parse, 408);
 
 NBL_ASSERT_SIZE(nbl_host);
 NBL_ASSERT_FIELD(nbl_host, struct_size, 0);
