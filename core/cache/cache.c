@@ -22,6 +22,7 @@ static void parts_close(nbl_cache *cache)
         if (blocks[i] != NULL)
             cache->device->backend->memory_free(cache->device->inner, blocks[i]);
     }
+    nbl_debug_close(cache);
     nbl_pages_close(&cache->pages);
     nbl_rows_close(&cache->rows);
     nbl_index_close(&cache->index);
@@ -31,6 +32,7 @@ static void parts_close(nbl_cache *cache)
     free(cache->pieces);
     free(cache->batch);
     free(cache->cuts);
+    pthread_mutex_destroy(&cache->mutex);
 }
 
 static nbl_status device_open(nbl_cache *cache, nbl_error *err)
@@ -74,8 +76,8 @@ static void pools_make(nbl_cache *cache)
         *group = cache->plan.groups[g];
         for (uint32_t c = 0; c < cache->plan.class_count; ++c) {
             nbl_region *region = &group->regions[c];
-            region->codes = codes;
-            region->scales = scales;
+            region->codes = codes += nbl_plan_guard(&cache->plan);
+            region->scales = scales += nbl_plan_guard(&cache->plan);
             codes += region->code_page_stride * region->page_count;
             scales += region->scale_page_stride * region->page_count;
         }
@@ -140,7 +142,7 @@ static nbl_status parts_open(nbl_cache *cache, nbl_error *err)
     if (!host_open(cache))
         return NBL_REFUSE(err, NBL_E_NO_MEMORY, "no host memory for the sequences of the cache");
     pools_make(cache);
-    return NBL_OK;
+    return nbl_debug_open(cache, err);
 }
 
 nbl_status nbl_api_cache_create(nbl_device *device, const nbl_cache_config *config, nbl_cache **out_cache,
@@ -156,6 +158,7 @@ nbl_status nbl_api_cache_create(nbl_device *device, const nbl_cache_config *conf
         return NBL_REFUSE(err, NBL_E_NO_MEMORY, "no host memory for the cache");
     cache->device = device;
     cache->plan = plan;
+    pthread_mutex_init(&cache->mutex, NULL);
     const nbl_status status = parts_open(cache, err);
     if (status != NBL_OK) {
         parts_close(cache);

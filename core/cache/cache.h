@@ -20,6 +20,8 @@
 #include "../validate.h"
 #include "hash.h"
 
+#include <pthread.h>
+
 #define NBL_SEQUENCES_MAX 65536u /**< a sequence's index has 16 bits of its handle */
 #define NBL_CLASSES_MAX NBL_REGIONS_MAX
 #define NBL_PLACE_RUNS_MAX 8u
@@ -442,6 +444,24 @@ void nbl_file_abandon(nbl_medium *medium);
 nbl_status nbl_file_open(nbl_medium *medium, const char *path, nbl_error *err);
 void nbl_file_close(nbl_medium *medium);
 
+/* ------------------------------------------------------------------------------------------------ debug.c */
+
+#define NBL_GUARD_BYTES 256u /**< before every region of codes and of scales, and after the last one, when debugging */
+
+/** Bytes of a guard: 0 unless the cache is for debugging. */
+static inline uint64_t nbl_plan_guard(const nbl_plan *plan)
+{
+    return (plan->config.flags & NBL_CACHE_DEBUG) != 0 ? NBL_GUARD_BYTES : 0;
+}
+
+/** Writes all guards and poisons all pages; nothing unless debugging. */
+nbl_status nbl_debug_open(nbl_cache *cache, nbl_error *err);
+void nbl_debug_close(nbl_cache *cache);
+/** Poisons a page that has become free. */
+void nbl_debug_free(nbl_cache *cache, int32_t page);
+/** Looks whether a guard or a free page was written (NBL_E_STATE). */
+nbl_status nbl_debug_verify(nbl_cache *cache, nbl_error *err);
+
 /* ------------------------------------------------------------------------------------------------ lists.c */
 
 /** Pages to copy or transcode; launched when there are enough of them, when the classes change, and by flush. */
@@ -520,6 +540,9 @@ struct nbl_cache {
     uint32_t *batch;     /**< [S] sequence indices of the call at work */
     uint32_t *cuts;      /**< [2S + 1] where the call is cut into backend calls */
     uint64_t page_epoch; /**< grows whenever a sequence's pages change */
+    uint8_t *poison;     /**< [largest page] with NBL_CACHE_DEBUG, else NULL */
+    uint8_t *look;       /**< as long, for what is read back */
+    pthread_mutex_t mutex;
 };
 
 /** Copies outside any stream of the caller's: complete when they return, after all earlier work. */

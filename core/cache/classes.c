@@ -368,5 +368,8 @@ nbl_status nbl_plan_classes(nbl_plan *plan, nbl_error *err)
     for (uint32_t c = 0; c < plan->class_count; ++c)
         NBL_TRY(class_lay(&w, c, err));
     plan->places[plan->place_count - 1u].end = UINT32_MAX;
+    const uint64_t guards = nbl_plan_guard(plan) * (plan->group_count * plan->class_count + 1u);
+    plan->code_bytes += guards;
+    plan->scale_bytes += guards;
     return NBL_OK;
 }

@@ -90,6 +90,12 @@ static bool is_queued(const nbl_cache *cache, int32_t page)
     return p->refs == 0 && p->node != NBL_NONE && cache->index.nodes[p->node].pins == 0;
 }
 
+static void page_free(nbl_cache *cache, nbl_page_stack *stack, int32_t page)
+{
+    stack->ids[stack->free++] = page;
+    nbl_debug_free(cache, page);
+}
+
 /* Frees the page that is to go first: lowest priority, then least recently used. */
 static void evict_one(nbl_cache *cache, nbl_page_stack *stack)
 {
@@ -98,7 +104,7 @@ static void evict_one(nbl_cache *cache, nbl_page_stack *stack)
     const int32_t page = (int32_t)stack->queues[priority].oldest;
     nbl_pages_unqueue(cache, page);
     nbl_index_evict(cache, cache->pages.pages[page].node);
-    stack->ids[stack->free++] = page;
+    page_free(cache, stack, page);
 }
 
 void nbl_pages_evict_all(nbl_cache *cache, uint32_t class_index)
@@ -143,7 +149,7 @@ void nbl_pages_release(nbl_cache *cache, int32_t page)
         return;
     stack->used--;
     if (p->node == NBL_NONE)
-        stack->ids[stack->free++] = page;
+        page_free(cache, stack, page);
     else if (is_queued(cache, page))
         nbl_pages_queue(cache, page);
 }

@@ -172,6 +172,8 @@ nbl_status nbl_api_cache_verify(nbl_cache *cache, nbl_error *err)
         status = NBL_REFUSE(err, NBL_E_NO_MEMORY, "no host memory to count the pages of the cache");
     else
         status = recount_run(&r, err);
+    if (status == NBL_OK)
+        status = nbl_debug_verify(cache, err);
     free(r.page_refs);
     free(r.page_free);
     free(r.row_refs);

@@ -93,10 +93,19 @@ typedef struct nbl_recipe {
 
 /* Flags of nbl_cache_config, since 1.1. */
 #define NBL_CACHE_PREFIX 1u /**< pages can be published and found again by their tokens */
-#define NBL_CACHE_FLAGS_ALL 1u
+#define NBL_CACHE_LOCKED 2u /**< calls may come from many threads; each waits for the others */
+#define NBL_CACHE_DEBUG 4u  /**< free pages are poisoned, guards lie between pools; cache_verify looks at both. Slow */
+#define NBL_CACHE_FLAGS_ALL 7u
 
-/** Tokens that a rule is about. Where rules of several scopes meet, the one named later here wins; of rules of one scope,
- *  the later one. */
+/** What cache_stats_text writes. */
+enum nbl_text_format {
+    NBL_TEXT_PROMETHEUS = 0, /**< text exposition format, version 0.0.4 */
+    NBL_TEXT_JSON = 1,       /**< one object; a list of samples for each metric with labels */
+    NBL_TEXT_MAX_ENUM = 0x7fffffff
+};
+
+/** Tokens that a rule is about. Where rules of several scopes meet, the one named later here wins; of rules of one
+ * scope, the later one. */
 enum nbl_scope {
     NBL_SCOPE_ALL = 0,    /**< all tokens */
     NBL_SCOPE_BEYOND = 1, /**< those at positions >= tokens */
@@ -107,8 +116,8 @@ enum nbl_scope {
 
 #define NBL_RULES_MAX 16u
 
-/** One line of a policy, since 1.1: tokens of layers [layer_begin, layer_end) are stored so. A scope is rounded up to whole
- *  pages. Never grows. */
+/** One line of a policy, since 1.1: tokens of layers [layer_begin, layer_end) are stored so. A scope is rounded up to
+ * whole pages. Never grows. */
 typedef struct nbl_policy_rule {
     uint32_t layer_begin;
     uint32_t layer_end;  /**< 0: to the last layer */
@@ -636,7 +645,8 @@ typedef struct nbl_api_v1 {
     /** Creates a cache and allocates all of its device memory; later calls allocate none.
      *
      * Memory     The cache is the caller's to destroy, before its device is closed. config is copied.
-     * Threads    One at a time per cache.
+     * Threads    One at a time per cache; any number with NBL_CACHE_LOCKED, which orders the calls on the host: that
+     * their work is in the same order on the device (one stream, or events) is still the caller's to see to.
      * @retval NBL_OK
      * @retval NBL_E_INVALID      as cache_plan
      * @retval NBL_E_UNSUPPORTED  the device cannot append or attend in these formats
@@ -944,6 +954,21 @@ typedef struct nbl_api_v1 {
      */
     nbl_status (*policy_parse)(const char *text, uint32_t layers, uint32_t k_dim, uint32_t v_dim,
                                nbl_policy *out_policy, nbl_error *err);
+
+    /** Writes everything that cache_stats knows, and the bytes and formats of every layer, as text for a monitor.
+     *
+     * @param format     enum nbl_text_format
+     * @param buffer     or NULL with bytes = 0: only *out_bytes is wanted
+     * @param bytes      of buffer
+     * @param out_bytes  bytes of the whole text, its final NUL included
+     * @retval NBL_OK           also if only *out_bytes was wanted
+     * @retval NBL_E_INVALID    format is unknown
+     * @retval NBL_E_NO_MEMORY  bytes is less than *out_bytes, which is written; buffer holds the start of the text
+     * @retval NBL_E_DEVICE     the counters could not be read
+     * @since ABI 1.1
+     */
+    nbl_status (*cache_stats_text)(nbl_cache *cache, uint32_t format, char *buffer, uint64_t bytes, uint64_t *out_bytes,
+                                   nbl_error *err);
 } nbl_api_v1;
 
 /** Returns the table, or a reason. The only exported symbol.

@@ -494,7 +494,7 @@ NBL_ASSERT_FIELD(nbl_api_request, abi_major, 4);
 NBL_ASSERT_FIELD(nbl_api_request, abi_minor_min, 8);
 NBL_ASSERT_FIELD(nbl_api_request, reserved, 12);
 
-NBL_STATIC_ASSERT(sizeof(nbl_api_v1) == 416u, "size of nbl_api_v1");
+NBL_STATIC_ASSERT(sizeof(nbl_api_v1) == 424u, "size of nbl_api_v1");
 NBL_ASSERT_FIELD(nbl_api_v1, struct_size, 0);
 NBL_ASSERT_FIELD(nbl_api_v1, abi_minor, 4);
 NBL_ASSERT_FIELD(nbl_api_v1, load, 8);
@@ -548,6 +548,7 @@ NBL_ASSERT_FIELD(nbl_api_v1, snapshot_save, 384);
 NBL_ASSERT_FIELD(nbl_api_v1, snapshot_read, 392);
 NBL_ASSERT_FIELD(nbl_api_v1, snapshot_load, 400);
 NBL_ASSERT_FIELD(nbl_api_v1, policy_parse, 408);
+NBL_ASSERT_FIELD(nbl_api_v1, cache_stats_text, 416);
 
 NBL_ASSERT_SIZE(nbl_host);
 NBL_ASSERT_FIELD(nbl_host, struct_size, 0);
