@@ -165,6 +165,7 @@ typedef struct nbl_page {
     uint32_t refs;         /**< sequences that hold it */
     uint32_t node;         /**< of the prefix index, or NBL_NONE: not published */
     uint32_t older, newer; /**< neighbours in the list of cached pages of its class and priority */
+    bool poisoned;         /**< with NBL_CACHE_DEBUG: free, and the device has written the poison */
 } nbl_page;
 
 /** A list of pages from the least to the most recently used. */

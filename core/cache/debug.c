@@ -38,7 +38,9 @@ static void poison_make(const nbl_cache *cache, uint32_t class_index)
 static nbl_status page_poison(nbl_cache *cache, int32_t page, nbl_error *err)
 {
     poison_make(cache, nbl_plan_class_of_page(&cache->plan, page));
-    return nbl_page_move(cache, page, cache->poison, NBL_COPY_TO_DEVICE, nbl_stream_host, err);
+    NBL_TRY(nbl_page_move(cache, page, cache->poison, NBL_COPY_TO_DEVICE, nbl_stream_host, err));
+    cache->pages.pages[page].poisoned = true;
+    return NBL_OK;
 }
 
 /* Calls visit for the guard before every region of codes or scales, and the one after the last. */
@@ -98,7 +100,7 @@ void nbl_debug_close(nbl_cache *cache)
 void nbl_debug_free(nbl_cache *cache, int32_t page)
 {
     if (cache->poison != NULL)
-        (void)page_poison(cache, page, NULL); /* a device that fails here fails at the next call too */
+        (void)page_poison(cache, page, NULL); /* if the device fails, the page is not looked at later */
 }
 
 nbl_status nbl_debug_verify(nbl_cache *cache, nbl_error *err)
@@ -110,6 +112,8 @@ nbl_status nbl_debug_verify(nbl_cache *cache, nbl_error *err)
         const nbl_page_stack *stack = &cache->pages.stacks[c];
         poison_make(cache, c);
         for (uint32_t i = 0; i < stack->free; ++i) {
+            if (!cache->pages.pages[stack->ids[i]].poisoned)
+                continue;
             NBL_TRY(nbl_page_move(cache, stack->ids[i], cache->look, NBL_COPY_TO_HOST, nbl_stream_host, err));
             if (memcmp(cache->look, cache->poison, cache->plan.classes[c].page_bytes) != 0)
                 return NBL_REFUSE(err, NBL_E_STATE, "cache is inconsistent: page %d was written after it was freed",

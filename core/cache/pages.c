@@ -27,7 +27,7 @@ bool nbl_pages_open(nbl_pages *pages, const nbl_plan *plan)
     pages->pages = malloc(plan->pages * sizeof *pages->pages);
     bool ok = pages->pages != NULL;
     for (uint32_t i = 0; ok && i < plan->pages; ++i)
-        pages->pages[i] = (nbl_page){0, NBL_NONE, NBL_NONE, NBL_NONE};
+        pages->pages[i] = (nbl_page){.node = NBL_NONE, .older = NBL_NONE, .newer = NBL_NONE};
     for (uint32_t c = 0; c < plan->class_count; ++c)
         ok = stack_open(&pages->stacks[c], &plan->classes[c]) && ok;
     return ok;
@@ -129,6 +129,7 @@ int32_t nbl_pages_take(nbl_cache *cache, uint32_t class_index)
         evict_one(cache, stack);
     const int32_t page = stack->ids[--stack->free];
     cache->pages.pages[page].refs = 1;
+    cache->pages.pages[page].poisoned = false;
     stack->used++;
     return page;
 }
