@@ -165,6 +165,7 @@ nbl_status nbl_api_cache_create(nbl_device *device, const nbl_cache_config *conf
     cache->device = device;
     cache->plan = plan;
     cache->tiers.file = -1;
+    cache->tiers.lost = NBL_NONE;
     pthread_mutex_init(&cache->mutex, NULL);
     const nbl_status status = parts_open(cache, err);
     if (status != NBL_OK) {

@@ -289,6 +289,7 @@ typedef struct nbl_tiers {
     int file;        /**< or -1 */
     nbl_hash *sums;  /**< of the pages in the file, by slot, class after class */
     uint8_t *page;   /**< one page on its way from the file */
+    uint32_t lost;   /**< node whose page did not come back from the file as it went, or NBL_NONE */
 } nbl_tiers;
 
 /** Host memory, then file space (nbl_tier) that a class gets, in pages. */
@@ -300,6 +301,8 @@ void nbl_tiers_close(nbl_cache *cache);
 bool nbl_tiers_put(nbl_cache *cache, uint32_t node);
 /** Copies a node's contents from a tier into a page of the device. false: they could not be read. */
 bool nbl_tiers_get(nbl_cache *cache, uint32_t node, int32_t page);
+/** Forgets the page in the file that nbl_tiers_get could not read. */
+void nbl_tiers_forget_lost(nbl_cache *cache);
 /** Forgets all pages that are not pinned. */
 void nbl_tiers_clear(nbl_cache *cache);
 /** Counts the slots again (NBL_E_STATE). */

@@ -387,6 +387,7 @@ static uint32_t path_take(nbl_cache *cache, uint32_t places)
         if (place >= taken && cache->index.nodes[cache->path[place]].page != NBL_PAGE_NONE)
             nbl_pages_release(cache, cache->index.nodes[cache->path[place]].page);
     }
+    nbl_tiers_forget_lost(cache);
     return taken;
 }
 

@@ -325,11 +325,20 @@ bool nbl_tiers_get(nbl_cache *cache, uint32_t node, int32_t page)
                                           NBL_COPY_TO_DEVICE, cache->stream, NULL) == NBL_OK;
     if (!good) {
         cache->counters.tier_failures++;
+        cache->tiers.lost = tier == NBL_TIER_FILE ? node : NBL_NONE;
         return false;
     }
     cache->counters.pages_restored++;
     nbl_index_tell(cache, NBL_EVENT_RESTORED, node, tier);
     return true;
+}
+
+void nbl_tiers_forget_lost(nbl_cache *cache)
+{
+    const uint32_t node = cache->tiers.lost;
+    cache->tiers.lost = NBL_NONE;
+    if (node != NBL_NONE)
+        slot_lose(cache, NBL_TIER_FILE, class_of_node(cache, node), *slot_of(&cache->index.nodes[node], NBL_TIER_FILE));
 }
 
 void nbl_tiers_clear(nbl_cache *cache)

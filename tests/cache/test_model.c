@@ -203,6 +203,10 @@ static void run(nbl_cache_config config)
         if (i % CHECK_EVERY == 0)
             ledger_check(&l);
     }
+    const nbl_cache_stats stats = fixture_stats(&l.f);
+    cr_assert(operations < 5000 || config.host_bytes == 0 || (stats.pages_offloaded > 0 && stats.pages_restored > 0),
+              "the host tier was not used");
+    cr_assert(operations < 5000 || config.file_bytes == 0 || stats.pages_spilled > 0, "the file was not used");
     ledger_close(&l);
 }
 
