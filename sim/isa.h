@@ -24,6 +24,8 @@
 #define SIM_GROUP 32u
 #define SIM_GROUPS (SIM_TILE / SIM_GROUP)
 #define SIM_ROWS_MAX 64u /**< query rows of a work item */
+#define SIM_CACHE_LINE 64u
+#define SIM_BLOCK 16u /**< elements of a sum of query codes */
 
 /** 32 stored tokens in the layout of a page whose groups are full (F3, F4). */
 typedef struct sim_group {
@@ -33,6 +35,25 @@ typedef struct sim_group {
     const uint8_t *scales; /**< plane 0 of the first token */
     uint64_t plane_stride;
 } sim_group;
+
+/** K or V of a tile as stored. */
+typedef struct sim_coded {
+    uint32_t count;   /**< groups, from the first */
+    uint32_t uniform; /**< 1: all groups have one format */
+    sim_group group[SIM_GROUPS];
+    /** Bytes that are wanted soon: a dot product asks the caches for ahead_bytes from ahead[g] on while it works on
+     * group g. */
+    const uint8_t *ahead[SIM_GROUPS];
+    uint32_t ahead_bytes; /**< 0: nothing */
+} sim_coded;
+
+/** Query rows. */
+typedef struct sim_rows {
+    uint32_t count;
+    uint32_t dim;              /**< padded */
+    const int8_t *codes;       /**< [count][dim] */
+    const int32_t *block_sums; /**< [count][dim / 16]: sum of 16 codes */
+} sim_rows;
 
 /** A decoded tile; arrays are 64-byte aligned. */
 typedef struct sim_tile {
@@ -53,7 +74,8 @@ typedef struct sim_row_tile {
     const float *weight; /**< 2^-ev */
     uint64_t visible[2]; /**< bit t: token t takes part; not both 0 */
     uint32_t groups;
-    float scale; /**< cq_row, or fl(soft_cap * LOG2E) */
+    uint32_t whole_a; /**< 1: a holds integers, as it does without ALiBi; sums with B and GRID are exact then */
+    float scale;      /**< cq_row, or fl(soft_cap * LOG2E) */
 } sim_row_tile;
 
 /** What softmax finds (NUM 5.4). */
@@ -71,13 +93,43 @@ typedef struct sim_isa {
     void (*decode_k)(const sim_group *group, uint8_t *codes, float *unit);
     /** Decodes V of a group: codes [8][Dv][4], exponent[32] = ev, weight[32] = 2^-ev. */
     void (*decode_v)(const sim_group *group, int8_t *codes, float *exponent, float *weight);
-    /** x[r*128 + t] = float(sum_d q[r*Dk + d] * k[t][d]) * 2^ek (NUM 5.3); bias[r] = -128 * sum_d q[r*Dk + d]. */
-    void (*dot_qk)(const sim_tile *tile, const int8_t *q, const int32_t *bias, uint32_t rows, float *x);
+    /** x[r*128 + t] = float(sum_d q[r][d] * k[t][d]) * 2^ek (NUM 5.3). */
+    void (*dot_qk)(const sim_tile *tile, const sim_rows *q, float *x);
     /** P bytes and the row's sums of one tile (NUM 5.4). first: the chunk has no base yet. */
     sim_softmax (*softmax)(const sim_row_tile *row, float base, int first, uint8_t *p);
     /** o[r][d] = fma(float(sum_t p[r*128 + t] * v[t][d]), b[r], o[r][d]) (NUM 5.4). */
     void (*dot_pv)(const sim_tile *tile, const uint8_t *p, float *const *o, const float *b, uint32_t rows);
+
+    /** The loops below work on stored codes; up to this many rows they are faster than decoding first. 0: there are
+     * none. All groups of a sim_coded have one format. */
+    uint32_t coded_rows;
+    /** exponent[32] = ev, weight[32] = 2^-ev of a group of V. */
+    void (*coded_weights)(const sim_group *group, float *exponent, float *weight);
+    /** dot_qk. */
+    void (*coded_qk)(const sim_coded *k, const sim_rows *q, float *x);
+    /** dot_pv. */
+    void (*coded_pv)(const sim_coded *v, const uint8_t *p, float *const *o, const float *b, uint32_t rows);
 } sim_isa;
+
+/** out[r] = factor * the sum of a row's codes. */
+static inline void sim_row_sums(const sim_rows *rows, int32_t factor, int32_t *out)
+{
+    uint32_t blocks = rows->dim / SIM_BLOCK;
+    for (uint32_t r = 0; r < rows->count; ++r) {
+        out[r] = 0;
+        for (uint32_t b = 0; b < blocks; ++b) {
+            out[r] += factor * rows->block_sums[r * blocks + b];
+        }
+    }
+}
+
+/** Asks for part number `at` of parts of `step` bytes. */
+static inline void sim_prefetch(const uint8_t *ahead, uint32_t at, uint32_t step)
+{
+    for (uint32_t i = 0; i < step; i += SIM_CACHE_LINE) {
+        __builtin_prefetch(ahead + (uint64_t)at * step + i);
+    }
+}
 
 extern const sim_isa sim_isa_scalar;
 #if defined(__x86_64__)

@@ -323,13 +323,15 @@ dot_qk_block(const sim_tile *tile, uint32_t token, const pair_words *q, const in
     }
 }
 
-static void dot_qk(const sim_tile *tile, const int8_t *q, const int32_t *bias, uint32_t rows, float *x)
+static void dot_qk(const sim_tile *tile, const sim_rows *rows, float *x)
 {
     pair_words pairs[ROWS * NBL_DIM_PADDED_MAX / 4u];
+    int32_t bias[SIM_ROWS_MAX];
     uint32_t step;
-    for (uint32_t r = 0; r < rows; r += step) {
-        step = r + ROWS <= rows ? ROWS : 1u;
-        pair_queries(q + (uint64_t)r * tile->k_dim, step * tile->k_dim / 4u, pairs);
+    sim_row_sums(rows, -128, bias);
+    for (uint32_t r = 0; r < rows->count; r += step) {
+        step = r + ROWS <= rows->count ? ROWS : 1u;
+        pair_queries(rows->codes + (uint64_t)r * tile->k_dim, step * tile->k_dim / 4u, pairs);
         for (uint32_t token = 0; token < tile->groups * SIM_GROUP; token += LINES * LANES) {
             if (step == ROWS) {
                 dot_qk_block(tile, token, pairs, bias + r, ROWS, x + (uint64_t)r * SIM_TILE);
@@ -508,4 +510,11 @@ static sim_softmax softmax(const sim_row_tile *row, float base, int first, uint8
     return out;
 }
 
-const sim_isa sim_isa_avx2 = {"avx2", decode_k, decode_v, dot_qk, softmax, dot_pv};
+const sim_isa sim_isa_avx2 = {
+    .name = "avx2",
+    .decode_k = decode_k,
+    .decode_v = decode_v,
+    .dot_qk = dot_qk,
+    .softmax = softmax,
+    .dot_pv = dot_pv,
+};

@@ -78,10 +78,12 @@ static void dot_qk_row(const sim_tile *tile, const int8_t *q, int32_t bias, floa
     }
 }
 
-static void dot_qk(const sim_tile *tile, const int8_t *q, const int32_t *bias, uint32_t rows, float *x)
+static void dot_qk(const sim_tile *tile, const sim_rows *rows, float *x)
 {
-    for (uint32_t r = 0; r < rows; ++r) {
-        dot_qk_row(tile, q + (uint64_t)r * tile->k_dim, bias[r], x + (uint64_t)r * SIM_TILE);
+    int32_t bias[SIM_ROWS_MAX];
+    sim_row_sums(rows, -128, bias);
+    for (uint32_t r = 0; r < rows->count; ++r) {
+        dot_qk_row(tile, rows->codes + (uint64_t)r * tile->k_dim, bias[r], x + (uint64_t)r * SIM_TILE);
     }
 }
 
@@ -153,4 +155,11 @@ static void dot_pv(const sim_tile *tile, const uint8_t *p, float *const *o, cons
     }
 }
 
-const sim_isa sim_isa_scalar = {"scalar", decode_k, decode_v, dot_qk, softmax, dot_pv};
+const sim_isa sim_isa_scalar = {
+    .name = "scalar",
+    .decode_k = decode_k,
+    .decode_v = decode_v,
+    .dot_qk = dot_qk,
+    .softmax = softmax,
+    .dot_pv = dot_pv,
+};

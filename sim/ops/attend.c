@@ -24,8 +24,6 @@
 typedef struct query {
     float scale;  /* cq_row; cs_row with soft cap */
     float offset; /* NUM 5.7 */
-    int32_t bias; /* -128 * sum of the codes */
-    int32_t reserved;
 } query;
 
 /* Sizes of a call, from its bounds; the same for workspace_size and attend. */
@@ -65,9 +63,12 @@ typedef struct call {
 /* Working memory of a thread. */
 typedef struct scratch {
     sim_tile tile;
-    sim_group_buffer buffer;
+    sim_coded k; /* of the tile, as stored */
+    sim_coded v;
+    sim_tile_buffer k_buffer;
+    sim_tile_buffer v_buffer;
     int8_t *q;      /* [rows][k_dim] */
-    int32_t *bias;  /* [rows] */
+    int32_t *sums;  /* [rows][k_dim / 16] of codes */
     float *x;       /* [rows][128] */
     uint8_t *p;     /* [rows][128] */
     float *o;       /* [rows][v_dim] of the chunk */
@@ -108,8 +109,9 @@ static uint64_t scratch_bytes(const plan *p)
 {
     uint64_t rows = p->block_rows;
     return aligned(sizeof(scratch)) + aligned((uint64_t)SIM_TILE * p->k_dim) + aligned((uint64_t)SIM_TILE * p->v_dim) +
-           aligned(rows * p->k_dim) + aligned(rows * sizeof(int32_t)) + aligned(rows * SIM_TILE * sizeof(float)) +
-           aligned(rows * SIM_TILE) + 2u * aligned(rows * p->v_dim * sizeof(float));
+           aligned(rows * p->k_dim) + aligned(rows * p->k_dim / SIM_BLOCK * sizeof(int32_t)) +
+           aligned(rows * SIM_TILE * sizeof(float)) + aligned(rows * SIM_TILE) +
+           2u * aligned(rows * p->v_dim * sizeof(float));
 }
 
 static uint32_t chunks_of(uint32_t tokens)
@@ -185,7 +187,7 @@ static scratch *scratch_of(const call *c, uint32_t thread)
     s->tile.k = carve(&at, (uint64_t)SIM_TILE * p->k_dim);
     s->tile.v = carve(&at, (uint64_t)SIM_TILE * p->v_dim);
     s->q = carve(&at, (uint64_t)p->block_rows * p->k_dim);
-    s->bias = carve(&at, p->block_rows * sizeof(int32_t));
+    s->sums = carve(&at, (uint64_t)p->block_rows * p->k_dim / SIM_BLOCK * sizeof(int32_t));
     s->x = carve(&at, (uint64_t)p->block_rows * SIM_TILE * sizeof(float));
     s->p = carve(&at, (uint64_t)p->block_rows * SIM_TILE);
     s->o = carve(&at, (uint64_t)p->block_rows * p->v_dim * sizeof(float));
@@ -244,10 +246,6 @@ static void prepare_query(const call *c, uint64_t index)
     int32_t exponent = quantize_query(x, dim, c->args->q_format, codes, c->plan.k_dim);
     query *out = &c->queries[index];
     out->scale = c->c * nbl_pow2(exponent - nbl_log2_of(c->shape->k_hadamard));
-    out->bias = 0;
-    for (uint32_t d = 0; d < dim; ++d) {
-        out->bias -= 128 * codes[d];
-    }
     out->offset = center_offset(c, sequence, head / c->group_rows, codes, out->scale);
 }
 
@@ -387,6 +385,7 @@ static int row_softmax(item *it, uint32_t index, int64_t start, const uint64_t v
                          s->tile.weight,
                          {visible[0], visible[1]},
                          s->tile.groups,
+                         c->args->alibi_slopes == NULL,
                          c->queries[r->index].scale};
     if (c->cap != 0.0f) {
         soft_cap(x, s->tile.groups * SIM_GROUP, view.scale);
@@ -411,10 +410,73 @@ static int row_softmax(item *it, uint32_t index, int64_t start, const uint64_t v
 static void collect_queries(item *it)
 {
     const call *c = it->call;
+    uint32_t blocks = c->plan.k_dim / SIM_BLOCK;
     for (uint32_t i = 0; i < it->rows; ++i) {
-        uint64_t index = it->row[i].index;
-        memcpy(it->scratch->q + (uint64_t)i * c->plan.k_dim, c->codes + index * c->plan.k_dim, c->plan.k_dim);
-        it->scratch->bias[i] = c->queries[index].bias;
+        int8_t *codes = it->scratch->q + (uint64_t)i * c->plan.k_dim;
+        memcpy(codes, c->codes + it->row[i].index * c->plan.k_dim, c->plan.k_dim);
+        for (uint32_t b = 0; b < blocks; ++b) {
+            int32_t sum = 0;
+            for (uint32_t d = 0; d < SIM_BLOCK; ++d) {
+                sum += codes[b * SIM_BLOCK + d];
+            }
+            it->scratch->sums[i * blocks + b] = sum;
+        }
+    }
+}
+
+/* Few rows take their dot products from the stored codes, many from a decoded tile. */
+static int use_codes(const item *it, const sim_coded *coded)
+{
+    return coded->uniform && it->rows <= it->call->device->isa->coded_rows;
+}
+
+/* Logits of all rows, and what V's exponents say. */
+static void tile_qk(item *it)
+{
+    const sim_isa *isa = it->call->device->isa;
+    scratch *s = it->scratch;
+    sim_rows rows = {it->rows, it->call->plan.k_dim, s->q, s->sums};
+    s->tile.groups = s->k.count;
+    if (use_codes(it, &s->k)) {
+        isa->coded_qk(&s->k, &rows, s->x);
+        return;
+    }
+    for (uint32_t g = 0; g < s->k.count; ++g) {
+        isa->decode_k(&s->k.group[g], s->tile.k + (uint64_t)g * SIM_GROUP * s->tile.k_dim,
+                      s->tile.unit + g * SIM_GROUP);
+        sim_prefetch(s->k.ahead[g], 0, s->k.ahead_bytes);
+    }
+    isa->dot_qk(&s->tile, &rows, s->x);
+}
+
+/* What the softmax needs of V; decodes it too if that is the way. */
+static void tile_v(item *it)
+{
+    const sim_isa *isa = it->call->device->isa;
+    scratch *s = it->scratch;
+    for (uint32_t g = 0; g < s->v.count; ++g) {
+        float *exponent = s->tile.exponent + g * SIM_GROUP;
+        float *weight = s->tile.weight + g * SIM_GROUP;
+        if (use_codes(it, &s->v)) {
+            isa->coded_weights(&s->v.group[g], exponent, weight);
+        } else {
+            isa->decode_v(&s->v.group[g], s->tile.v + (uint64_t)g * SIM_GROUP * s->tile.v_dim, exponent, weight);
+            sim_prefetch(s->v.ahead[g], 0, s->v.ahead_bytes);
+        }
+    }
+}
+
+static void tile_pv(item *it, float *const *o, const float *b, uint32_t active)
+{
+    const sim_isa *isa = it->call->device->isa;
+    scratch *s = it->scratch;
+    if (active == 0) {
+        return;
+    }
+    if (use_codes(it, &s->v)) {
+        isa->coded_pv(&s->v, s->p, o, b, active);
+    } else {
+        isa->dot_pv(&s->tile, s->p, o, b, active);
     }
 }
 
@@ -434,18 +496,19 @@ static void item_tile(item *it, uint32_t index)
     float *o[SIM_ROWS_MAX];
     float b[SIM_ROWS_MAX];
     uint32_t active = 0;
-    sim_tile_load_k(&it->source, index, &s->buffer, &s->tile);
-    sim_tile_prefetch(&it->source, index, NBL_KIND_V);
-    c->device->isa->dot_qk(&s->tile, s->q, s->bias, it->rows, s->x);
-    sim_tile_load_v(&it->source, index, &s->buffer, &s->tile);
-    sim_tile_prefetch(&it->source, index + 1u, NBL_KIND_K);
+    sim_tile_find(&it->source, index, NBL_KIND_K, &s->k_buffer, &s->k);
+    sim_tile_find(&it->source, index, NBL_KIND_V, &s->v_buffer, &s->v);
+    sim_tile_ahead(&it->source, index, NBL_KIND_V, &s->k);
+    sim_tile_ahead(&it->source, index + 1u, NBL_KIND_K, &s->v);
+    tile_qk(it);
+    tile_v(it);
     for (uint32_t i = 0; i < it->rows; ++i) {
         if ((visible[i][0] | visible[i][1]) != 0 &&
             row_softmax(it, i, start, visible[i], s->p + (uint64_t)active * SIM_TILE, &b[active])) {
             o[active++] = s->o + (uint64_t)i * c->plan.v_dim;
         }
     }
-    c->device->isa->dot_pv(&s->tile, s->p, o, b, active);
+    tile_pv(it, o, b, active);
 }
 
 /* ------------------------------------------------------------------------------------------------ states and output */

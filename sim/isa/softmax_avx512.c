@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file softmax_avx512.c
+ * @brief One row's softmax over a tile (NUM 5.4), on whole vectors of tokens: about 20 operations for 16 of them.
+ */
+#include "avx512.h"
+#include "exp2grid.h"
+#include "rowsum.h"
+
+static __mmask16 visible_lanes(const sim_row_tile *row, uint32_t i)
+{
+    return (__mmask16)(row->visible[i / 4u] >> (16u * (i % 4u)));
+}
+
+static float base_of(const sim_row_tile *row)
+{
+    __m512 most = _mm512_set1_ps(-INFINITY);
+    for (uint32_t i = 0; i < row->groups * HALVES; ++i) {
+        __m512 z = _mm512_fmadd_ps(_mm512_loadu_ps(row->x + i * LANES), _mm512_set1_ps(row->scale),
+                                   _mm512_loadu_ps(row->a + i * LANES));
+        most = _mm512_mask_max_ps(most, visible_lanes(row, i), most, z);
+    }
+    return nbl_clamp_f32(nbl_ceil(_mm512_reduce_max_ps(most)), -NBL_LOGIT_MAX, NBL_LOGIT_MAX);
+}
+
+/* t of all tokens; the largest of the visible ones is returned. With integers in a, (a - B) + GRID has no rounding and
+ * is one addition. */
+UNROLLED float grid_logits(const sim_row_tile *row, float base, int whole_a, __m512 *t)
+{
+    __m512 most = _mm512_set1_ps(-INFINITY);
+    for (uint32_t i = 0; i < row->groups * HALVES; ++i) {
+        __m512 a = _mm512_loadu_ps(row->a + i * LANES);
+        __m512 offset = whole_a ? _mm512_add_ps(a, _mm512_set1_ps(NBL_GRID - base))
+                                : _mm512_add_ps(_mm512_sub_ps(a, _mm512_set1_ps(base)), _mm512_set1_ps(NBL_GRID));
+        t[i] = _mm512_fmadd_ps(_mm512_loadu_ps(row->x + i * LANES), _mm512_set1_ps(row->scale), offset);
+        most = _mm512_mask_max_ps(most, visible_lanes(row, i), most, t[i]);
+    }
+    return _mm512_reduce_max_ps(most);
+}
+
+static float all_grid_logits(const sim_row_tile *row, float base, __m512 *t)
+{
+    return row->whole_a ? grid_logits(row, base, 1, t) : grid_logits(row, base, 0, t);
+}
+
+/* The base moves: t again, at most REBASE above the new one. */
+static float move_base(const sim_row_tile *row, sim_softmax *out, __m512 *t)
+{
+    float moved = fmaxf(out->base, base_of(row));
+    float limit = NBL_GRID + NBL_REBASE;
+    out->rescale = nbl_pow2f(out->base - moved);
+    out->base = moved;
+    float most = all_grid_logits(row, moved, t);
+    for (uint32_t i = 0; i < row->groups * HALVES; ++i) {
+        t[i] = _mm512_min_ps(t[i], _mm512_set1_ps(limit));
+    }
+    return most < limit ? most : limit;
+}
+
+/* 2^(g - 1) on [1, 2) to a relative 2^-18.5; P and q need 2^-16 (NUM 5.5). */
+#define C0 0x1.05118ep-1f
+#define C1 0x1.3fb382p-2f
+#define C2 0x1.54cb04p-3f
+#define C3 -0x1.095946p-9f
+#define C4 0x1.bae7b4p-7f
+
+/* p of the visible tokens, 0 for the others. u = t - m + GRID: the low 8 bits of its representation are the fraction
+ * of t - m, those above its floor, once they stand at the place of a float's exponent. */
+static __m512 grid_exp2(__m512 u, __mmask16 visible)
+{
+    __m512i bits = _mm512_slli_epi32(_mm512_castps_si512(u), 15);
+    __m512i floor = _mm512_and_si512(bits, _mm512_set1_epi32((int)0xff800000u));
+    __m512 g = _mm512_castsi512_ps(
+        _mm512_ternarylogic_epi32(bits, _mm512_set1_epi32(0x007fffff), _mm512_set1_epi32(0x3f800000), 0xea));
+    __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(C4), g, _mm512_set1_ps(C3));
+    p = _mm512_fmadd_ps(p, g, _mm512_set1_ps(C2));
+    p = _mm512_fmadd_ps(p, g, _mm512_set1_ps(C1));
+    p = _mm512_fmadd_ps(p, g, _mm512_set1_ps(C0));
+    __mmask16 kept = _mm512_mask_cmp_ps_mask(visible, u, _mm512_set1_ps(NBL_GRID + NBL_WEIGHT_MIN), _CMP_GE_OQ);
+    return _mm512_castsi512_ps(_mm512_maskz_add_epi32(kept, _mm512_castps_si512(p), floor));
+}
+
+/* q of NUM 5.4: no p is near a tie (NUM 5.5), so rounding half up is RNE. */
+static __m512 round_to_bf16(__m512 p)
+{
+    __m512i rounded = _mm512_add_epi32(_mm512_castps_si512(p), _mm512_set1_epi32(0x8000));
+    return _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32((int)0xffff0000u)));
+}
+
+/* tree(s) of NUM 5.4. */
+static float sum_tree(__m512 s)
+{
+    __m256 u = _mm256_add_ps(_mm512_castps512_ps256(s), _mm512_extractf32x8_ps(s, 1));
+    __m256 v = _mm256_add_ps(u, _mm256_permute_ps(u, 0xb1));
+    __m256 w = _mm256_add_ps(v, _mm256_permute_ps(v, 0x4e));
+    return _mm_cvtss_f32(_mm_add_ss(_mm256_castps256_ps128(w), _mm256_extractf128_ps(w, 1)));
+}
+
+sim_softmax sim_avx512_softmax(const sim_row_tile *row, float base, int first, uint8_t *p)
+{
+    __m512 t[SIM_TILE / LANES];
+    sim_softmax out = {first ? base_of(row) : base, 1.0f, 0.0f, 0.0f, 0};
+    float most = all_grid_logits(row, out.base, t);
+    if (most > NBL_GRID + NBL_REBASE) {
+        most = move_base(row, &out, t);
+    }
+    if (most - NBL_GRID < NBL_WEIGHT_MIN) {
+        out.left_out = 1;
+        return out;
+    }
+    __m512 sums = _mm512_setzero_ps();
+    __m512 distance = _mm512_set1_ps(most - NBL_GRID);
+    for (uint32_t i = 0; i < row->groups * HALVES; ++i) {
+        __m512 e = grid_exp2(_mm512_sub_ps(t[i], distance), visible_lanes(row, i));
+        __m512 weight = _mm512_fmadd_ps(e, _mm512_set1_ps(NBL_P_SCALE), _mm512_set1_ps(NBL_MAGIC));
+        _mm_storeu_si128((__m128i *)(void *)(p + i * LANES), _mm512_cvtepi32_epi8(_mm512_castps_si512(weight)));
+        sums = _mm512_fmadd_ps(round_to_bf16(e), _mm512_loadu_ps(row->weight + i * LANES), sums);
+    }
+    out.l = sum_tree(sums);
+    out.b = nbl_grid_base(most - NBL_GRID);
+    return out;
+}
