@@ -25,7 +25,7 @@
 #define SIM_GROUPS (SIM_TILE / SIM_GROUP)
 #define SIM_ROWS_MAX 64u /**< query rows of a work item */
 #define SIM_CACHE_LINE 64u
-#define SIM_BLOCK 16u /**< elements of a sum of query codes */
+#define SIM_BLOCK 16u /**< elements of an offset of sim_rows */
 
 /** 32 stored tokens in the layout of a page whose groups are full (F3, F4). */
 typedef struct sim_group {
@@ -47,12 +47,12 @@ typedef struct sim_coded {
     uint32_t ahead_bytes; /**< 0: nothing */
 } sim_coded;
 
-/** Query rows. */
+/** Query rows in words of four codes, those of all rows side by side. */
 typedef struct sim_rows {
     uint32_t count;
-    uint32_t dim;              /**< padded */
-    const int8_t *codes;       /**< [count][dim] */
-    const int32_t *block_sums; /**< [count][dim / 16]: sum of 16 codes */
+    uint32_t dim;           /**< padded */
+    const int32_t *words;   /**< [dim / 4][count] */
+    const int32_t *offsets; /**< [dim / 16][count]: -8 * the sum of 16 codes */
 } sim_rows;
 
 /** A decoded tile; arrays are 64-byte aligned. */
@@ -111,23 +111,39 @@ typedef struct sim_isa {
     void (*coded_pv)(const sim_coded *v, const uint8_t *p, float *const *o, const float *b, uint32_t rows);
 } sim_isa;
 
-/** out[r] = factor * the sum of a row's codes. */
-static inline void sim_row_sums(const sim_rows *rows, int32_t factor, int32_t *out)
+/** Fills words and offsets of sim_rows from codes [count][dim]. */
+static inline void sim_rows_pack(const int8_t *codes, uint32_t count, uint32_t dim, int32_t *words, int32_t *offsets)
 {
-    uint32_t blocks = rows->dim / SIM_BLOCK;
-    for (uint32_t r = 0; r < rows->count; ++r) {
-        out[r] = 0;
-        for (uint32_t b = 0; b < blocks; ++b) {
-            out[r] += factor * rows->block_sums[r * blocks + b];
+    for (uint32_t r = 0; r < count; ++r) {
+        for (uint32_t b = 0; b < dim / SIM_BLOCK; ++b) {
+            int32_t sum = 0;
+            for (uint32_t d = 0; d < SIM_BLOCK; ++d) {
+                sum += codes[b * SIM_BLOCK + d];
+            }
+            offsets[b * count + r] = -8 * sum;
+        }
+        for (uint32_t quad = 0; quad < dim / 4u; ++quad, codes += 4) {
+            memcpy(&words[quad * count + r], codes, sizeof *words);
         }
     }
 }
 
-/** Asks for part number `at` of parts of `step` bytes. */
-static inline void sim_prefetch(const uint8_t *ahead, uint32_t at, uint32_t step)
+/** bias[r] = -128 * the sum of a row's codes. */
+static inline void sim_rows_bias(const sim_rows *rows, int32_t *bias)
 {
-    for (uint32_t i = 0; i < step; i += SIM_CACHE_LINE) {
-        __builtin_prefetch(ahead + (uint64_t)at * step + i);
+    for (uint32_t r = 0; r < rows->count; ++r) {
+        bias[r] = 0;
+        for (uint32_t b = 0; b < rows->dim / SIM_BLOCK; ++b) {
+            bias[r] += 16 * rows->offsets[b * rows->count + r];
+        }
+    }
+}
+
+/** Asks the caches for some bytes; a hint only. */
+static inline void sim_prefetch(const uint8_t *at, uint32_t bytes)
+{
+    for (uint32_t i = 0; i < bytes; i += SIM_CACHE_LINE) {
+        __builtin_prefetch(at + i);
     }
 }
 

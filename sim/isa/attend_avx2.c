@@ -273,10 +273,15 @@ static __m256i broadcast_dword(const int16_t *words)
     return _mm256_set1_epi32(dword);
 }
 
-static void pair_queries(const int8_t *q, uint32_t quads, pair_words *out)
+/* pairs[row][quad] of `count` rows from row `first` on. */
+static void pair_queries(const sim_rows *rows, uint32_t first, uint32_t count, pair_words *out)
 {
-    for (uint32_t i = 0; i < quads; ++i, q += 4) {
-        out[i] = (pair_words){{q[0], q[2], q[1], q[3]}};
+    for (uint32_t r = first; r < first + count; ++r) {
+        for (uint32_t quad = 0; quad < rows->dim / 4u; ++quad) {
+            int8_t q[4];
+            memcpy(q, &rows->words[quad * rows->count + r], sizeof q);
+            *out++ = (pair_words){{q[0], q[2], q[1], q[3]}};
+        }
     }
 }
 
@@ -328,10 +333,10 @@ static void dot_qk(const sim_tile *tile, const sim_rows *rows, float *x)
     pair_words pairs[ROWS * NBL_DIM_PADDED_MAX / 4u];
     int32_t bias[SIM_ROWS_MAX];
     uint32_t step;
-    sim_row_sums(rows, -128, bias);
+    sim_rows_bias(rows, bias);
     for (uint32_t r = 0; r < rows->count; r += step) {
         step = r + ROWS <= rows->count ? ROWS : 1u;
-        pair_queries(rows->codes + (uint64_t)r * tile->k_dim, step * tile->k_dim / 4u, pairs);
+        pair_queries(rows, r, step, pairs);
         for (uint32_t token = 0; token < tile->groups * SIM_GROUP; token += LINES * LANES) {
             if (step == ROWS) {
                 dot_qk_block(tile, token, pairs, bias + r, ROWS, x + (uint64_t)r * SIM_TILE);

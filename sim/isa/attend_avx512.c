@@ -126,34 +126,35 @@ static void store_logits(const sim_tile *tile, uint32_t token, __m512i sums, flo
     _mm512_storeu_ps(x + token, _mm512_mul_ps(_mm512_cvtepi32_ps(sums), _mm512_loadu_ps(tile->unit + token)));
 }
 
-/* `rows` query rows (a constant 1..4) against 64 tokens, or 32 in the last group of an odd tile. */
-UNROLLED void dot_qk_block(const sim_tile *tile, uint32_t group, uint32_t groups, const int8_t *q, const int32_t *bias,
-                           uint32_t rows, float *x)
+/* `rows` query rows (a constant 1..4) from row `first` against 64 tokens, or 32 in the last group of an odd tile. */
+UNROLLED void dot_qk_block(const sim_tile *tile, uint32_t group, uint32_t groups, const sim_rows *q, uint32_t first,
+                           const int32_t *bias, uint32_t rows, float *x)
 {
     uint64_t group_bytes = (uint64_t)SIM_GROUP * tile->k_dim;
     const uint8_t *k = tile->k + group * group_bytes;
+    const int32_t *words = q->words + first;
     uint32_t lines = groups * HALVES;
     __m512i sums[4][4];
     for (uint32_t r = 0; r < rows; ++r) {
         for (uint32_t i = 0; i < lines; ++i) {
-            sums[r][i] = _mm512_set1_epi32(bias[r]);
+            sums[r][i] = _mm512_set1_epi32(bias[first + r]);
         }
     }
-    for (uint32_t quad = 0; quad < tile->k_dim / 4u; ++quad) {
+    for (uint32_t quad = 0; quad < tile->k_dim / 4u; ++quad, k += HALVES * LINE, words += q->count) {
         __m512i line[4];
         for (uint32_t i = 0; i < lines; ++i) {
-            line[i] = _mm512_load_si512(k + i / HALVES * group_bytes + (quad * HALVES + i % HALVES) * LINE);
+            line[i] = _mm512_load_si512(k + i / HALVES * group_bytes + i % HALVES * LINE);
         }
         for (uint32_t r = 0; r < rows; ++r) {
-            __m512i codes = broadcast_dword(q + (uint64_t)r * tile->k_dim + 4u * quad);
+            __m512i codes = _mm512_set1_epi32(words[r]);
             for (uint32_t i = 0; i < lines; ++i) {
-                sums[r][i] = _mm512_dpbusd_epi32(sums[r][i], line[i], codes);
+                add_dot(&sums[r][i], line[i], codes);
             }
         }
     }
     for (uint32_t r = 0; r < rows; ++r) {
         for (uint32_t i = 0; i < lines; ++i) {
-            store_logits(tile, group * SIM_GROUP + i * LANES, sums[r][i], x + (uint64_t)r * SIM_TILE);
+            store_logits(tile, group * SIM_GROUP + i * LANES, sums[r][i], x + (uint64_t)(first + r) * SIM_TILE);
         }
     }
 }
@@ -161,21 +162,20 @@ UNROLLED void dot_qk_block(const sim_tile *tile, uint32_t group, uint32_t groups
 static void dot_qk(const sim_tile *tile, const sim_rows *rows, float *x)
 {
     int32_t bias[SIM_ROWS_MAX];
-    sim_row_sums(rows, -128, bias);
+    sim_rows_bias(rows, bias);
     for (uint32_t g = 0; g < tile->groups; g += 2u) {
         uint32_t r = 0;
         if (g + 1u == tile->groups) {
             for (; r < rows->count; ++r) {
-                dot_qk_block(tile, g, 1, rows->codes + (uint64_t)r * tile->k_dim, bias + r, 1,
-                             x + (uint64_t)r * SIM_TILE);
+                dot_qk_block(tile, g, 1, rows, r, bias, 1, x);
             }
             return;
         }
         for (; r + 4u <= rows->count; r += 4u) {
-            dot_qk_block(tile, g, 2, rows->codes + (uint64_t)r * tile->k_dim, bias + r, 4, x + (uint64_t)r * SIM_TILE);
+            dot_qk_block(tile, g, 2, rows, r, bias, 4, x);
         }
         for (; r < rows->count; ++r) {
-            dot_qk_block(tile, g, 2, rows->codes + (uint64_t)r * tile->k_dim, bias + r, 1, x + (uint64_t)r * SIM_TILE);
+            dot_qk_block(tile, g, 2, rows, r, bias, 1, x);
         }
     }
 }
@@ -201,7 +201,7 @@ UNROLLED void dot_pv_block(const sim_tile *tile, const uint8_t *p, float *const 
         for (uint32_t r = 0; r < rows; ++r) {
             __m512i weights = broadcast_dword(p + r * SIM_TILE + 4u * quad);
             for (uint32_t i = 0; i < lines; ++i) {
-                sums[r][i] = _mm512_dpbusd_epi32(sums[r][i], weights, codes[i]);
+                add_dot(&sums[r][i], weights, codes[i]);
             }
         }
     }

@@ -38,118 +38,109 @@ static void int4p_multipliers(const sim_group *group, k_scales *scales)
     }
 }
 
-/* sums[row][half] += four elements of a row times a line of 16 tokens. */
-UNROLLED void add_line(__m512i line, const int8_t *q, uint32_t stride, uint32_t rows, uint32_t half, __m512i (*sums)[2])
+/* sums[row][half] += four elements of a row, words[row], times a line of 16 tokens. */
+UNROLLED void add_line(__m512i line, const int32_t *words, uint32_t rows, uint32_t half, __m512i (*sums)[2])
 {
     for (uint32_t r = 0; r < rows; ++r) {
-        sums[r][half] = _mm512_dpbusd_epi32(sums[r][half], line, broadcast_dword(q + r * stride));
+        add_dot(&sums[r][half], line, _mm512_set1_epi32(words[r]));
     }
 }
 
-/* Start values: `factor` times the sum of the row's codes over `blocks` blocks. */
-UNROLLED void start_sums(const int32_t *block_sums, uint32_t stride, uint32_t blocks, int32_t factor, uint32_t rows,
-                         uint32_t halves, __m512i (*sums)[2])
+UNROLLED void start_sums(const int32_t *values, uint32_t rows, uint32_t halves, __m512i (*sums)[2])
 {
     for (uint32_t r = 0; r < rows; ++r) {
-        int32_t sum = 0;
-        for (uint32_t b = 0; b < blocks; ++b) {
-            sum += block_sums[r * stride + b];
-        }
         for (uint32_t half = 0; half < halves; ++half) {
-            sums[r][half] = _mm512_set1_epi32(sum * factor);
+            sums[r][half] = _mm512_set1_epi32(values[r]);
         }
     }
 }
 
-/* A block of int4p: 16 elements. */
-UNROLLED void add_block_int4p(const uint8_t *codes, const uint8_t *multipliers, const sim_rows *q, uint32_t block,
-                              uint32_t rows, uint32_t halves, __m512i (*totals)[2])
+/* 16 elements of int4p. */
+UNROLLED void add_block_int4p(const uint8_t *codes, const uint8_t *multipliers, const int32_t *words,
+                              const int32_t *offsets, uint32_t rows, uint32_t halves, __m512i (*totals)[2])
 {
     __m512i sums[8][2];
-    const int8_t *row = q->codes + block * BLOCK;
-    start_sums(q->block_sums + block, q->dim / BLOCK, 1, -8, rows, halves, sums);
-    for (uint32_t pair = 0; pair < 2u; ++pair, row += 8) {
+    start_sums(offsets, rows, halves, sums);
+    for (uint32_t pair = 0; pair < 2u; ++pair, words += 2u * rows) {
         for (uint32_t half = 0; half < halves; ++half) {
             __m512i bytes = _mm512_loadu_si512(codes + (pair * HALVES + half) * LINE);
-            add_line(low_nibbles(bytes), row, q->dim, rows, half, sums);
-            add_line(high_nibbles(bytes), row + 4, q->dim, rows, half, sums);
+            add_line(low_nibbles(bytes), words, rows, half, sums);
+            add_line(high_nibbles(bytes), words + rows, rows, half, sums);
         }
     }
     for (uint32_t half = 0; half < halves; ++half) {
         __m512i m = dwords_of(multipliers + half * LANES);
         for (uint32_t r = 0; r < rows; ++r) {
-            totals[r][half] = _mm512_dpwssd_epi32(totals[r][half], sums[r][half], m);
+            add_dot_words(&totals[r][half], sums[r][half], m);
         }
     }
 }
 
-/* A block of mxfp4: `pairs` stored lines of 8 elements that share a scale. */
-UNROLLED void add_block_mxfp4(const uint8_t *codes, const uint8_t *indices, const int8_t *row, uint32_t dim,
-                              uint32_t pairs, uint32_t rows, uint32_t halves, __m512i (*totals)[2])
+/* 8 * pairs elements of mxfp4 that share a scale. */
+UNROLLED void add_block_mxfp4(const uint8_t *codes, const uint8_t *indices, const int32_t *words, uint32_t pairs,
+                              uint32_t rows, uint32_t halves, __m512i (*totals)[2])
 {
     const __m512i table = _mm512_loadu_si512(mxfp4_biased_table);
     __m512i index[2];
     for (uint32_t half = 0; half < halves; ++half) {
         index[half] = four_of_each(indices + half * LANES);
     }
-    for (uint32_t pair = 0; pair < pairs; ++pair, row += 8) {
+    for (uint32_t pair = 0; pair < pairs; ++pair, words += 2u * rows) {
         for (uint32_t half = 0; half < halves; ++half) {
             __m512i bytes = _mm512_loadu_si512(codes + (pair * HALVES + half) * LINE);
             __m512i low = table_index(bytes, index[half]);
             __m512i high = table_index(_mm512_srli_epi16(bytes, 4), index[half]);
-            add_line(_mm512_permutexvar_epi8(low, table), row, dim, rows, half, totals);
-            add_line(_mm512_permutexvar_epi8(high, table), row + 4, dim, rows, half, totals);
+            add_line(_mm512_permutexvar_epi8(low, table), words, rows, half, totals);
+            add_line(_mm512_permutexvar_epi8(high, table), words + rows, rows, half, totals);
         }
     }
 }
 
 /* 16 elements of int8. */
-UNROLLED void add_block_int8(const uint8_t *codes, const int8_t *row, uint32_t dim, uint32_t rows, uint32_t halves,
+UNROLLED void add_block_int8(const uint8_t *codes, const int32_t *words, uint32_t rows, uint32_t halves,
                              __m512i (*totals)[2])
 {
     const __m512i flip = _mm512_set1_epi8((char)0x80);
-    for (uint32_t quad = 0; quad < BLOCK / 4u; ++quad) {
+    for (uint32_t quad = 0; quad < BLOCK / 4u; ++quad, words += rows) {
         for (uint32_t half = 0; half < halves; ++half) {
             __m512i bytes = _mm512_loadu_si512(codes + (quad * HALVES + half) * LINE);
-            add_line(_mm512_xor_si512(bytes, flip), row + 4u * quad, dim, rows, half, totals);
+            add_line(_mm512_xor_si512(bytes, flip), words, rows, half, totals);
         }
     }
 }
 
 /* `rows` rows (a constant) against `halves` (a constant) times 16 tokens of a group, from token 16 * first. */
-UNROLLED void qk_part(uint32_t format, const sim_group *group, const k_scales *scales, const sim_rows *q, uint32_t rows,
-                      uint32_t first, uint32_t halves, const uint8_t *ahead, uint32_t ahead_bytes, __m512i (*totals)[2])
+UNROLLED void qk_part(uint32_t format, const uint8_t *codes, const uint8_t *scales, const sim_rows *q, uint32_t rows,
+                      uint32_t halves, const uint8_t *ahead, uint32_t step, __m512i (*totals)[2])
 {
-    uint32_t blocks = q->dim / BLOCK;
-    uint64_t block_bytes = nbl_layout_code_bytes(format, BLOCK * 2u) / 2u * SIM_GROUP;
-    const uint8_t *codes = group->codes + first * LINE;
-    const uint8_t *bytes = scales->bytes + first * LANES;
-    uint32_t step = ahead_bytes / blocks;
-    start_sums(q->block_sums, blocks, format == NBL_INT4P ? 0 : blocks, -128, rows, halves, totals);
-    if (format == NBL_MXFP4) {
-        for (uint32_t b = 0; b < blocks; b += 2u, codes += 2u * block_bytes, bytes += SIM_GROUP) {
-            sim_prefetch(ahead, b / 2u, 2u * step);
-            add_block_mxfp4(codes, bytes, q->codes + b * BLOCK, q->dim, 4, rows, halves, totals);
-        }
-        return;
-    }
-    for (uint32_t b = 0; b < blocks; ++b, codes += block_bytes, bytes += SIM_GROUP) {
-        sim_prefetch(ahead, b, step);
+    uint32_t blocks_each = format == NBL_MXFP4 ? 2u : 1u; /* blocks of 16 that share a scale */
+    uint32_t block_bytes = nbl_layout_code_bytes(format, 2u * BLOCK) / 2u * SIM_GROUP * blocks_each;
+    const int32_t *words = q->words;
+    const int32_t *offsets = q->offsets;
+    for (uint32_t b = 0; b < q->dim / BLOCK; b += blocks_each) {
+        sim_prefetch(ahead, step * blocks_each);
         if (format == NBL_INT4P) {
-            add_block_int4p(codes, bytes, q, b, rows, halves, totals);
+            add_block_int4p(codes, scales, words, offsets, rows, halves, totals);
         } else if (format == NBL_INT8) {
-            add_block_int8(codes, q->codes + b * BLOCK, q->dim, rows, halves, totals);
+            add_block_int8(codes, words, rows, halves, totals);
         } else {
-            add_block_mxfp4(codes, bytes, q->codes + b * BLOCK, q->dim, 2, rows, halves, totals);
+            add_block_mxfp4(codes, scales, words, 2u * blocks_each, rows, halves, totals);
         }
+        codes += block_bytes;
+        scales += SIM_GROUP;
+        words += 4u * blocks_each * rows;
+        offsets += rows;
+        ahead += step * blocks_each;
     }
 }
 
 /* All of a group: few rows share the decoded codes of 32 tokens in registers, many of 16. */
-UNROLLED void qk_group(uint32_t format, const sim_coded *k, uint32_t index, const sim_rows *q, uint32_t rows, float *x)
+UNROLLED void qk_group(uint32_t format, const sim_coded *k, uint32_t index, const sim_rows *q, const int32_t *bias,
+                       uint32_t rows, float *x)
 {
     const sim_group *group = &k->group[index];
     uint32_t halves = rows <= 4u ? 2u : 1u;
+    uint32_t step = k->ahead_bytes / (q->dim / BLOCK);
     k_scales scales;
     float unit[SIM_GROUP];
     units_of(group, unit);
@@ -160,8 +151,9 @@ UNROLLED void qk_group(uint32_t format, const sim_coded *k, uint32_t index, cons
     }
     for (uint32_t first = 0; first < HALVES; first += halves) {
         __m512i totals[8][2];
-        qk_part(format, group, &scales, q, rows, first, halves, k->ahead[index], first == 0 ? k->ahead_bytes : 0,
-                totals);
+        start_sums(bias, rows, halves, totals);
+        qk_part(format, group->codes + first * LINE, scales.bytes + first * LANES, q, rows, halves, k->ahead[index],
+                first == 0 ? step : 0, totals);
         for (uint32_t r = 0; r < rows; ++r) {
             for (uint32_t half = 0; half < halves; ++half) {
                 uint32_t at = (first + half) * LANES;
@@ -174,8 +166,12 @@ UNROLLED void qk_group(uint32_t format, const sim_coded *k, uint32_t index, cons
 
 UNROLLED void qk_rows(uint32_t format, const sim_coded *k, const sim_rows *q, uint32_t rows, float *x)
 {
+    int32_t bias[SIM_ROWS_MAX] = {0};
+    if (format != NBL_INT4P) {
+        sim_rows_bias(q, bias);
+    }
     for (uint32_t g = 0; g < k->count; ++g) {
-        qk_group(format, k, g, q, rows, x + g * SIM_GROUP);
+        qk_group(format, k, g, q, bias, rows, x + g * SIM_GROUP);
     }
 }
 
@@ -218,12 +214,26 @@ void sim_avx512_coded_qk(const sim_coded *k, const sim_rows *q, float *x)
 
 /* ------------------------------------------------------------------------------------------------ P V */
 
+/* Decoded lines of 4 tokens and `wide` times 32 elements. */
+UNROLLED void load_lines(uint32_t format, const uint8_t *codes, const v_scales *scales, uint32_t first, uint32_t token,
+                         uint32_t wide, __m512i *lines)
+{
+    for (uint32_t i = 0; i < wide; ++i) {
+        if (format == NBL_INT8) {
+            lines[2u * i] = _mm512_loadu_si512(codes + 2u * i * LINE);
+            lines[2u * i + 1u] = _mm512_loadu_si512(codes + (2u * i + 1u) * LINE);
+        } else {
+            decode_v_line(format, codes + i * LINE, scales, first + i, token, lines + 2u * i);
+        }
+    }
+}
+
 /* `rows` rows times `wide` (both constants) times 32 elements of V, from element 32 * first. */
 UNROLLED void pv_part(uint32_t format, const sim_coded *v, const v_scales *scales, const uint8_t *p, float *const *o,
                       const float *b, uint32_t rows, uint32_t first, uint32_t wide)
 {
     uint32_t dim = nbl_layout_dim_padded(v->group[0].dim);
-    uint32_t line_bytes = format == NBL_INT8 ? 2u * LINE : LINE; /* of 32 elements x 4 tokens */
+    uint32_t quad_bytes = nbl_layout_code_bytes(format, dim) * 4u;
     uint32_t step = v->ahead_bytes / (SIM_GROUP / 4u * (dim / 32u)) * wide;
     __m512i sums[8][4];
     for (uint32_t r = 0; r < rows; ++r) {
@@ -231,25 +241,21 @@ UNROLLED void pv_part(uint32_t format, const sim_coded *v, const v_scales *scale
             sums[r][i] = _mm512_setzero_si512();
         }
     }
-    for (uint32_t quad = 0; quad < v->count * (SIM_GROUP / 4u); ++quad) {
-        uint32_t place = quad % (SIM_GROUP / 4u);
-        const sim_group *group = &v->group[quad / (SIM_GROUP / 4u)];
-        const uint8_t *codes = group->codes + ((uint64_t)place * (dim / 32u) + first) * line_bytes;
-        sim_prefetch(v->ahead[quad / (SIM_GROUP / 4u)], (place * (dim / 32u) + first) / wide, step);
-        __m512i lines[4];
-        for (uint32_t i = 0; i < wide; ++i) {
-            if (format == NBL_INT8) {
-                lines[2u * i] = _mm512_loadu_si512(codes + 2u * i * LINE);
-                lines[2u * i + 1u] = _mm512_loadu_si512(codes + (2u * i + 1u) * LINE);
-            } else {
-                decode_v_line(format, codes + i * LINE, scales, first + i, 4u * quad, lines + 2u * i);
+    for (uint32_t g = 0; g < v->count; ++g) {
+        const uint8_t *codes = v->group[g].codes + first * (format == NBL_INT8 ? 2u * LINE : LINE);
+        const uint8_t *ahead = v->ahead[g] + (uint64_t)step * (SIM_GROUP / 4u) * (first / wide);
+        for (uint32_t token = g * SIM_GROUP; token < (g + 1u) * SIM_GROUP; token += 4u) {
+            __m512i lines[4];
+            sim_prefetch(ahead, step);
+            load_lines(format, codes, scales, first, token, wide, lines);
+            for (uint32_t r = 0; r < rows; ++r) {
+                __m512i weights = broadcast_dword(p + r * SIM_TILE + token);
+                for (uint32_t i = 0; i < 2u * wide; ++i) {
+                    add_dot(&sums[r][i], weights, lines[i]);
+                }
             }
-        }
-        for (uint32_t r = 0; r < rows; ++r) {
-            __m512i weights = broadcast_dword(p + r * SIM_TILE + 4u * quad);
-            for (uint32_t i = 0; i < 2u * wide; ++i) {
-                sums[r][i] = _mm512_dpbusd_epi32(sums[r][i], weights, lines[i]);
-            }
+            codes += quad_bytes;
+            ahead += step;
         }
     }
     for (uint32_t r = 0; r < rows; ++r) {

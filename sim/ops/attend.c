@@ -67,8 +67,9 @@ typedef struct scratch {
     sim_coded v;
     sim_tile_buffer k_buffer;
     sim_tile_buffer v_buffer;
-    int8_t *q;      /* [rows][k_dim] */
-    int32_t *sums;  /* [rows][k_dim / 16] of codes */
+    int32_t *words;   /* of sim_rows */
+    int32_t *offsets; /* of sim_rows */
+    int8_t *q;        /* [rows][k_dim] */
     float *x;       /* [rows][128] */
     uint8_t *p;     /* [rows][128] */
     float *o;       /* [rows][v_dim] of the chunk */
@@ -187,7 +188,8 @@ static scratch *scratch_of(const call *c, uint32_t thread)
     s->tile.k = carve(&at, (uint64_t)SIM_TILE * p->k_dim);
     s->tile.v = carve(&at, (uint64_t)SIM_TILE * p->v_dim);
     s->q = carve(&at, (uint64_t)p->block_rows * p->k_dim);
-    s->sums = carve(&at, (uint64_t)p->block_rows * p->k_dim / SIM_BLOCK * sizeof(int32_t));
+    s->words = carve(&at, (uint64_t)p->block_rows * p->k_dim);
+    s->offsets = carve(&at, (uint64_t)p->block_rows * p->k_dim / SIM_BLOCK * sizeof(int32_t));
     s->x = carve(&at, (uint64_t)p->block_rows * SIM_TILE * sizeof(float));
     s->p = carve(&at, (uint64_t)p->block_rows * SIM_TILE);
     s->o = carve(&at, (uint64_t)p->block_rows * p->v_dim * sizeof(float));
@@ -410,18 +412,11 @@ static int row_softmax(item *it, uint32_t index, int64_t start, const uint64_t v
 static void collect_queries(item *it)
 {
     const call *c = it->call;
-    uint32_t blocks = c->plan.k_dim / SIM_BLOCK;
+    scratch *s = it->scratch;
     for (uint32_t i = 0; i < it->rows; ++i) {
-        int8_t *codes = it->scratch->q + (uint64_t)i * c->plan.k_dim;
-        memcpy(codes, c->codes + it->row[i].index * c->plan.k_dim, c->plan.k_dim);
-        for (uint32_t b = 0; b < blocks; ++b) {
-            int32_t sum = 0;
-            for (uint32_t d = 0; d < SIM_BLOCK; ++d) {
-                sum += codes[b * SIM_BLOCK + d];
-            }
-            it->scratch->sums[i * blocks + b] = sum;
-        }
+        memcpy(s->q + (uint64_t)i * c->plan.k_dim, c->codes + it->row[i].index * c->plan.k_dim, c->plan.k_dim);
     }
+    sim_rows_pack(s->q, it->rows, c->plan.k_dim, s->words, s->offsets);
 }
 
 /* Few rows take their dot products from the stored codes, many from a decoded tile. */
@@ -435,7 +430,7 @@ static void tile_qk(item *it)
 {
     const sim_isa *isa = it->call->device->isa;
     scratch *s = it->scratch;
-    sim_rows rows = {it->rows, it->call->plan.k_dim, s->q, s->sums};
+    sim_rows rows = {it->rows, it->call->plan.k_dim, s->words, s->offsets};
     s->tile.groups = s->k.count;
     if (use_codes(it, &s->k)) {
         isa->coded_qk(&s->k, &rows, s->x);
@@ -444,7 +439,7 @@ static void tile_qk(item *it)
     for (uint32_t g = 0; g < s->k.count; ++g) {
         isa->decode_k(&s->k.group[g], s->tile.k + (uint64_t)g * SIM_GROUP * s->tile.k_dim,
                       s->tile.unit + g * SIM_GROUP);
-        sim_prefetch(s->k.ahead[g], 0, s->k.ahead_bytes);
+        sim_prefetch(s->k.ahead[g], s->k.ahead_bytes);
     }
     isa->dot_qk(&s->tile, &rows, s->x);
 }
@@ -461,7 +456,7 @@ static void tile_v(item *it)
             isa->coded_weights(&s->v.group[g], exponent, weight);
         } else {
             isa->decode_v(&s->v.group[g], s->tile.v + (uint64_t)g * SIM_GROUP * s->tile.v_dim, exponent, weight);
-            sim_prefetch(s->v.ahead[g], 0, s->v.ahead_bytes);
+            sim_prefetch(s->v.ahead[g], s->v.ahead_bytes);
         }
     }
 }

@@ -93,16 +93,17 @@ static void check_qk(const sim_isa *isa, const stored_tile *stored, uint32_t row
     uint64_t x_bytes = (uint64_t)rows * SIM_TILE * sizeof(float);
     uint32_t dim = stored->padded;
     int8_t *codes = guarded_alloc((uint64_t)rows * dim);
-    int32_t *sums = support_alloc((uint64_t)rows * dim / SIM_BLOCK * sizeof *sums);
+    int32_t *words = support_alloc((uint64_t)rows * dim);
+    int32_t *offsets = support_alloc((uint64_t)rows * dim / SIM_BLOCK * sizeof *offsets);
     float *x = guarded_alloc(x_bytes);
     float *expected = support_alloc(x_bytes);
     sim_tile *tile = decoded(stored, true);
-    sim_rows q = {rows, dim, codes, sums};
+    sim_rows q = {rows, dim, words, offsets};
     uint32_t extreme = random_index(seed, 4);
     for (uint32_t i = 0; i < rows * dim; i++) {
         codes[i] = (int8_t)(extreme == 0 ? 127 : extreme == 1 ? -127 : (int32_t)random_index(seed, 255) - 127);
-        sums[i / SIM_BLOCK] += codes[i];
     }
+    sim_rows_pack(codes, rows, dim, words, offsets);
     sim_isa_scalar.dot_qk(tile, &q, expected);
     isa->coded_qk(&stored->coded, &q, x);
     for (uint32_t r = 0; r < rows; r++) {
@@ -117,7 +118,8 @@ static void check_qk(const sim_isa *isa, const stored_tile *stored, uint32_t row
     guarded_free(x, x_bytes);
     guarded_free(codes, (uint64_t)rows * dim);
     free(expected);
-    free(sums);
+    free(words);
+    free(offsets);
 }
 
 static void check_pv_rows(const sim_tile *tile, const float *const *o, const float *expected, uint32_t rows)
