@@ -67,7 +67,7 @@ static inline __m512i high_nibbles(__m512i bytes)
 /** Table index of six bits: bits 0..3 of `code`, bits 4, 5 of `scale`; VPERMB does not look at the others. */
 static inline __m512i table_index(__m512i code, __m512i scale)
 {
-    return _mm512_ternarylogic_epi32(_mm512_set1_epi8(15), code, scale, 0xca);
+    return _mm512_ternarylogic_epi32(scale, code, _mm512_set1_epi8(15), 0xd8);
 }
 
 static inline __m512i broadcast_dword(const void *bytes)
