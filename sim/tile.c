@@ -144,7 +144,7 @@ static void find_in_pages(const sim_source *source, uint32_t start, uint32_t cou
     }
 }
 
-static int groups_lie_whole(const sim_source *source)
+int sim_tile_lies_whole(const sim_source *source)
 {
     return source->pool->shape->page_tokens % SIM_GROUP == 0;
 }
@@ -156,12 +156,12 @@ void sim_tile_find(const sim_source *source, uint32_t index, enum nbl_kind kind,
     coded->count = groups_in_tile(source, index);
     coded->uniform = 1;
     coded->ahead_bytes = 0;
-    if (groups_lie_whole(source)) {
+    if (sim_tile_lies_whole(source)) {
         find_in_pages(source, start, coded->count, kind, coded->group);
     }
     for (uint32_t g = 0; g < coded->count; ++g) {
         uint32_t first = start + g * SIM_GROUP;
-        if (!groups_lie_whole(source)) {
+        if (!sim_tile_lies_whole(source)) {
             coded->group[g] = group_is_uniform(source, first, kind, part_of(source, first, kind).format)
                                   ? group_collected(source, first, kind, buffer->codes[g], buffer->scales[g])
                                   : group_converted(source, first, kind, buffer->codes[g], buffer->scales[g]);
@@ -169,18 +169,4 @@ void sim_tile_find(const sim_source *source, uint32_t index, enum nbl_kind kind,
         coded->uniform &= coded->group[g].format == coded->group[0].format;
         coded->ahead[g] = coded->group[g].codes;
     }
-}
-
-void sim_tile_ahead(const sim_source *source, uint32_t index, enum nbl_kind kind, sim_coded *coded)
-{
-    sim_group groups[SIM_GROUPS];
-    uint32_t count = groups_in_tile(source, index);
-    if (!groups_lie_whole(source) || count == 0) {
-        return;
-    }
-    find_in_pages(source, index * SIM_TILE, count, kind, groups);
-    for (uint32_t g = 0; g < count; ++g) {
-        coded->ahead[g] = groups[g].codes;
-    }
-    coded->ahead_bytes = SIM_GROUP * nbl_layout_code_bytes(groups[0].format, groups[0].dim);
 }

@@ -30,7 +30,17 @@ typedef struct sim_tile_buffer {
 void sim_tile_find(const sim_source *source, uint32_t index, enum nbl_kind kind, sim_tile_buffer *buffer,
                    sim_coded *coded);
 
-/** Sets what a dot product over `coded` asks for ahead: the codes of tile `index` of one kind, if they are there. */
-void sim_tile_ahead(const sim_source *source, uint32_t index, enum nbl_kind kind, sim_coded *coded);
+/** 1 if no group of the source has to be collected: finding a tile is cheap and needs no buffer. */
+int sim_tile_lies_whole(const sim_source *source);
+
+/** While `coded` is worked on, `next` is asked for. */
+static inline void sim_tile_ahead(sim_coded *coded, const sim_coded *next)
+{
+    for (uint32_t g = 0; g < next->count; ++g) {
+        coded->ahead[g] = next->group[g].codes;
+    }
+    coded->ahead_bytes =
+        next->count == 0 ? 0 : SIM_GROUP * nbl_layout_code_bytes(next->group[0].format, next->group[0].dim);
+}
 
 #endif
