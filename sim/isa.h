@@ -87,8 +87,29 @@ typedef struct sim_softmax {
     uint32_t left_out; /**< 1: the tile adds nothing (rescale still counts) */
 } sim_softmax;
 
+/** Loops over one vector. */
+typedef struct sim_row_loops {
+    /** dim elements side by side to binary32, sanitized (NUM 3.1). */
+    void (*load)(const uint8_t *from, uint32_t dtype, uint32_t dim, float *x, nbl_quant_stats *stats);
+    /** The other way, RNE (NUM 1.1). */
+    void (*store)(uint8_t *to, uint32_t dtype, uint32_t dim, const float *x);
+    void (*shift_up)(float *x, uint32_t dim, const uint8_t *shifts);                        /**< nbl_shift_up */
+    void (*shift_down)(float *x, uint32_t dim, const uint8_t *shifts);                      /**< nbl_shift_down */
+    void (*hadamard)(float *x, uint32_t dim, uint32_t n);                                   /**< nbl_hadamard */
+    void (*subtract_center)(float *x, uint32_t dim, const int8_t *codes, uint8_t exponent); /**< nbl_center_subtract */
+    /** nbl_vector_quantize. */
+    void (*quantize)(const float *x, uint32_t dim, uint32_t format, uint32_t rule, nbl_vector *v,
+                     nbl_quant_stats *stats);
+} sim_row_loops;
+
+extern const sim_row_loops sim_row_loops_scalar;
+#if defined(__x86_64__)
+extern const sim_row_loops sim_row_loops_avx2;
+#endif
+
 typedef struct sim_isa {
     const char *name;
+    const sim_row_loops *row;
     /** Decodes K of a group: codes [Dk/4][32][4], unit[32] = 2^ek. */
     void (*decode_k)(const sim_group *group, uint8_t *codes, float *unit);
     /** Decodes V of a group: codes [8][Dv][4], exponent[32] = ev, weight[32] = 2^-ev. */

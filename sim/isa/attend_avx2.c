@@ -517,6 +517,7 @@ static sim_softmax softmax(const sim_row_tile *row, float base, int first, uint8
 
 const sim_isa sim_isa_avx2 = {
     .name = "avx2",
+    .row = &sim_row_loops_avx2,
     .decode_k = decode_k,
     .decode_v = decode_v,
     .dot_qk = dot_qk,

@@ -248,6 +248,7 @@ static void dot_pv(const sim_tile *tile, const uint8_t *p, float *const *o, cons
 
 const sim_isa sim_isa_avx512 = {
     .name = "avx512",
+    .row = &sim_row_loops_avx2,
     .decode_k = decode_k,
     .decode_v = decode_v,
     .dot_qk = dot_qk,

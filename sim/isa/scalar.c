@@ -159,6 +159,7 @@ static void dot_pv(const sim_tile *tile, const uint8_t *p, float *const *o, cons
 
 const sim_isa sim_isa_scalar = {
     .name = "scalar",
+    .row = &sim_row_loops_scalar,
     .decode_k = decode_k,
     .decode_v = decode_v,
     .dot_qk = dot_qk,

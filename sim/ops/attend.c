@@ -195,17 +195,17 @@ static scratch *scratch_of(const call *c, uint32_t thread)
 /* ------------------------------------------------------------------------------------------------ queries */
 
 /* Canonical form of a row (NUM 3.6): codes[0..k_dim-1], exponent returned. */
-static int32_t quantize_query(const float *x, uint32_t dim, uint32_t q_format, int8_t *codes, uint32_t padded)
+static int32_t quantize_query(const call *c, const float *x, int8_t *codes)
 {
-    if (q_format == NBL_Q4) {
-        nbl_vector v;
-        nbl_quant_stats ignored = {0};
-        nbl_vector_quantize(x, dim, NBL_MXFP4, NBL_RULE_OPTIMAL, &v, &ignored);
+    nbl_vector v;
+    nbl_quant_stats ignored = {0};
+    if (c->args->q_format == NBL_Q4) {
+        c->device->isa->row->quantize(x, c->shape->k_dim, NBL_MXFP4, NBL_RULE_OPTIMAL, &v, &ignored);
         return nbl_vector_canonical(&v, codes);
     }
-    uint64_t ignored = 0;
-    memset(codes + dim, 0, padded - dim);
-    return nbl_quantize_int8(x, dim, codes, &ignored);
+    c->device->isa->row->quantize(x, c->shape->k_dim, NBL_INT8, 0, &v, &ignored);
+    memcpy(codes, v.codes, c->plan.k_dim);
+    return nbl_e8m0_decode(v.scales[0]);
 }
 
 /* offset of NUM 5.7. */
@@ -225,20 +225,18 @@ static float center_offset(const call *c, uint32_t sequence, uint32_t kv_head, c
 /* Canonical form of a row's query (NUM 5.1): codes[k_dim], and the row's scale and offset. */
 static void prepare_query(const call *c, uint32_t sequence, row *r, int8_t *codes)
 {
+    const sim_row_loops *loops = c->device->isa->row;
     const nbl_tensor *q = &c->args->q;
     uint32_t dim = c->shape->k_dim;
     uint32_t kv_head = r->head / c->group_rows;
     float x[NBL_DIM_PADDED_MAX];
     nbl_quant_stats ignored = {0};
-    sim_read(sim_row3(q, r->token, r->head), q->dtype, q->stride_bytes[2], dim, x);
-    for (uint32_t d = 0; d < dim; ++d) {
-        x[d] = nbl_sanitize(x[d], &ignored);
-    }
+    sim_load_row(loops, sim_row3(q, r->token, r->head), q->dtype, q->stride_bytes[2], dim, x, &ignored);
     if (c->shape->centering & NBL_CENTERING_SHIFT) {
-        nbl_shift_down(x, dim, sim_center_at(&c->args->centers, c->shape, sequence, kv_head).shifts);
+        loops->shift_down(x, dim, sim_center_at(&c->args->centers, c->shape, sequence, kv_head).shifts);
     }
-    nbl_hadamard(x, dim, c->shape->k_hadamard);
-    int32_t exponent = quantize_query(x, dim, c->args->q_format, codes, c->plan.k_dim);
+    loops->hadamard(x, dim, c->shape->k_hadamard);
+    int32_t exponent = quantize_query(c, x, codes);
     r->scale = c->c * nbl_pow2(exponent - nbl_log2_of(c->shape->k_hadamard));
     r->offset = center_offset(c, sequence, kv_head, codes, r->scale);
 }
@@ -554,16 +552,22 @@ static void write_state(const call *c, uint32_t n, const row *r, const nbl_state
 static void write_output(const call *c, const row *r, nbl_state_head *head, float *o)
 {
     const nbl_attend_args *args = c->args;
+    const sim_row_loops *loops = c->device->isa->row;
+    uint32_t dim = c->shape->v_dim;
     if (args->sinks != NULL) {
-        nbl_state_add_sink(head, o, c->shape->v_dim, args->sinks[r->head]);
+        nbl_state_add_sink(head, o, dim, args->sinks[r->head]);
     }
     if (args->lse.data != NULL) {
         float lse = nbl_state_lse(head, (args->flags & NBL_ATTEND_LSE_BASE2) != 0);
         memcpy(sim_row3(&args->lse, r->token, r->head), &lse, sizeof lse);
     }
     if (args->o.data != NULL) {
-        nbl_state_output(head, o, c->shape->v_dim, c->shape->v_hadamard);
-        sim_write(sim_row3(&args->o, r->token, r->head), args->o.dtype, args->o.stride_bytes[2], c->shape->v_dim, o);
+        nbl_state_output(head, o, dim, 0);
+        if (c->shape->v_hadamard != 0) {
+            loops->hadamard(o, dim, c->shape->v_hadamard);
+            scale_floats(o, dim, nbl_pow2(-nbl_log2_of(c->shape->v_hadamard)));
+        }
+        sim_store_row(loops, sim_row3(&args->o, r->token, r->head), args->o.dtype, args->o.stride_bytes[2], dim, o);
     }
 }
 
