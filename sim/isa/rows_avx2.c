@@ -110,20 +110,45 @@ static void hadamard_8(float *x)
     _mm256_storeu_ps(x, v);
 }
 
+/* The step h on eight pairs. */
+static void hadamard_step(float *x, uint32_t h)
+{
+    __m256 a = _mm256_loadu_ps(x);
+    __m256 b = _mm256_loadu_ps(x + h);
+    _mm256_storeu_ps(x, _mm256_add_ps(a, b));
+    _mm256_storeu_ps(x + h, _mm256_sub_ps(a, b));
+}
+
+/* The steps h and 2h on eight times four elements. */
+static void hadamard_two_steps(float *x, uint32_t h)
+{
+    __m256 a = _mm256_loadu_ps(x), b = _mm256_loadu_ps(x + h);
+    __m256 c = _mm256_loadu_ps(x + 2u * h), d = _mm256_loadu_ps(x + 3u * h);
+    __m256 a1 = _mm256_add_ps(a, b), b1 = _mm256_sub_ps(a, b);
+    __m256 c1 = _mm256_add_ps(c, d), d1 = _mm256_sub_ps(c, d);
+    _mm256_storeu_ps(x, _mm256_add_ps(a1, c1));
+    _mm256_storeu_ps(x + h, _mm256_add_ps(b1, d1));
+    _mm256_storeu_ps(x + 2u * h, _mm256_sub_ps(a1, c1));
+    _mm256_storeu_ps(x + 3u * h, _mm256_sub_ps(b1, d1));
+}
+
 /* NUM 4.1; blocks have at least 8 elements. */
 static void hadamard(float *x, uint32_t dim, uint32_t n)
 {
+    uint32_t h = LANES;
     for (uint32_t d = 0; n != 0 && d < dim; d += LANES) {
         hadamard_8(x + d);
     }
-    for (uint32_t h = LANES; h < n; h *= 2u) {
-        for (uint32_t first = 0; first < dim; first += 2u * h) {
+    for (; 4u * h <= n; h *= 4u) {
+        for (uint32_t first = 0; first < dim; first += 4u * h) {
             for (uint32_t i = first; i < first + h; i += LANES) {
-                __m256 a = _mm256_loadu_ps(x + i);
-                __m256 b = _mm256_loadu_ps(x + i + h);
-                _mm256_storeu_ps(x + i, _mm256_add_ps(a, b));
-                _mm256_storeu_ps(x + i + h, _mm256_sub_ps(a, b));
+                hadamard_two_steps(x + i, h);
             }
+        }
+    }
+    for (uint32_t first = 0; 2u * h <= n && first < dim; first += 2u * h) {
+        for (uint32_t i = first; i < first + h; i += LANES) {
+            hadamard_step(x + i, h);
         }
     }
 }
@@ -351,15 +376,16 @@ static void quantize_int4p(const float *x, nbl_vector *v, float amax, uint64_t *
     v->scales[plane] = nbl_e8m0_encode(e);
 }
 
-/* 1 if all codes of the vector are that of zero. */
+/* 1 if all codes of the vector are that of zero; those beyond its dimension are. */
 static int is_zero(const nbl_vector *v)
 {
-    uint8_t zero = nbl_block_zero_code(v->format);
-    uint32_t differ = 0;
-    for (uint32_t d = 0; d < v->dim; ++d) {
-        differ |= v->codes[d] ^ zero;
+    const __m256i zero = _mm256_set1_epi8((char)nbl_block_zero_code(v->format));
+    __m256i differ = _mm256_setzero_si256();
+    for (uint32_t d = 0; d < nbl_layout_dim_padded(v->dim); d += 32u) {
+        __m256i codes = _mm256_loadu_si256((const __m256i *)(const void *)(v->codes + d));
+        differ = _mm256_or_si256(differ, _mm256_xor_si256(codes, zero));
     }
-    return differ == 0;
+    return _mm256_testz_si256(differ, differ);
 }
 
 /* nbl_vector_quantize (NUM 3.2 to 3.5, 3.3). */
