@@ -78,6 +78,13 @@ typedef struct sim_row_tile {
     float scale;      /**< cq_row, or fl(soft_cap * LOG2E) */
 } sim_row_tile;
 
+/** 2^(g - 1) on [1, 2) to a relative 2^-18.5; P and q need 2^-16 (NUM 5.5). */
+#define SIM_GRID_C0 0x1.05118ep-1f
+#define SIM_GRID_C1 0x1.3fb382p-2f
+#define SIM_GRID_C2 0x1.54cb04p-3f
+#define SIM_GRID_C3 -0x1.095946p-9f
+#define SIM_GRID_C4 0x1.bae7b4p-7f
+
 /** What softmax finds (NUM 5.4). */
 typedef struct sim_softmax {
     float base;    /**< B after this tile */
@@ -124,6 +131,7 @@ typedef struct sim_isa {
     /** The loops below work on stored codes; up to this many rows they are faster than decoding first. 0: there are
      * none. All groups of a sim_coded have one format. */
     uint32_t coded_rows;
+    uint32_t coded_formats; /**< bit f: they know format f */
     /** exponent[32] = ev, weight[32] = 2^-ev of a group of V. */
     void (*coded_weights)(const sim_group *group, float *exponent, float *weight);
     /** dot_qk. */

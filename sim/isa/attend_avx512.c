@@ -255,6 +255,7 @@ const sim_isa sim_isa_avx512 = {
     .softmax = sim_avx512_softmax,
     .dot_pv = dot_pv,
     .coded_rows = 8,
+    .coded_formats = 1u << NBL_INT8 | 1u << NBL_MXFP4 | 1u << NBL_MXFP4_16 | 1u << NBL_INT4P,
     .coded_weights = weights_of,
     .coded_qk = sim_avx512_coded_qk,
     .coded_pv = sim_avx512_coded_pv,

@@ -61,13 +61,6 @@ static float move_base(const sim_row_tile *row, sim_softmax *out, __m512 *t)
     return most < limit ? most : limit;
 }
 
-/* 2^(g - 1) on [1, 2) to a relative 2^-18.5; P and q need 2^-16 (NUM 5.5). */
-#define C0 0x1.05118ep-1f
-#define C1 0x1.3fb382p-2f
-#define C2 0x1.54cb04p-3f
-#define C3 -0x1.095946p-9f
-#define C4 0x1.bae7b4p-7f
-
 /* p of the visible tokens, 0 for the others. u = t - m + GRID: the low 8 bits of its representation are the fraction
  * of t - m, those above its floor, once they stand at the place of a float's exponent. */
 static __m512 grid_exp2(__m512 u, __mmask16 visible)
@@ -76,10 +69,10 @@ static __m512 grid_exp2(__m512 u, __mmask16 visible)
     __m512i floor = _mm512_and_si512(bits, _mm512_set1_epi32((int)0xff800000u));
     __m512 g = _mm512_castsi512_ps(
         _mm512_ternarylogic_epi32(bits, _mm512_set1_epi32(0x007fffff), _mm512_set1_epi32(0x3f800000), 0xea));
-    __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(C4), g, _mm512_set1_ps(C3));
-    p = _mm512_fmadd_ps(p, g, _mm512_set1_ps(C2));
-    p = _mm512_fmadd_ps(p, g, _mm512_set1_ps(C1));
-    p = _mm512_fmadd_ps(p, g, _mm512_set1_ps(C0));
+    __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(SIM_GRID_C4), g, _mm512_set1_ps(SIM_GRID_C3));
+    p = _mm512_fmadd_ps(p, g, _mm512_set1_ps(SIM_GRID_C2));
+    p = _mm512_fmadd_ps(p, g, _mm512_set1_ps(SIM_GRID_C1));
+    p = _mm512_fmadd_ps(p, g, _mm512_set1_ps(SIM_GRID_C0));
     __mmask16 kept = _mm512_mask_cmp_ps_mask(visible, u, _mm512_set1_ps(NBL_GRID + NBL_WEIGHT_MIN), _CMP_GE_OQ);
     return _mm512_castsi512_ps(_mm512_maskz_add_epi32(kept, _mm512_castps_si512(p), floor));
 }

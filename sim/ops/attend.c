@@ -423,7 +423,8 @@ static void item_queries(item *it)
 /* Few rows take their dot products from the stored codes, many from a decoded tile. */
 static int use_codes(const item *it, const sim_coded *coded)
 {
-    return coded->uniform && it->rows <= it->call->device->isa->coded_rows;
+    const sim_isa *isa = it->call->device->isa;
+    return coded->uniform && it->rows <= isa->coded_rows && (isa->coded_formats >> coded->group[0].format & 1u) != 0;
 }
 
 /* Logits of all rows, and what V's exponents say. */

@@ -191,6 +191,9 @@ static void check_all(const sim_isa *isa, check_stored *check)
     for (uint32_t n = 0; n < 4u * COUNT(formats) * COUNT(dims) * isa->coded_rows; n++) {
         uint32_t at = n;
         uint32_t format = formats[at % COUNT(formats)];
+        if ((isa->coded_formats >> format & 1u) == 0) {
+            continue;
+        }
         uint32_t dim = dims[(at /= COUNT(formats)) % COUNT(dims)];
         uint32_t rows = (at /= COUNT(dims)) % isa->coded_rows + 1u;
         stored_tile *stored = stored_alloc(format, dim, 1u + random_index(&seed, SIM_GROUPS), &seed);
