@@ -19,7 +19,7 @@ def run(*command: object, status: int = 0, **variables: str) -> str:
     done = subprocess.run([str(c) for c in command], env={**clean, **variables}, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode != status:
-        sys.exit(f"{' '.join(map(str, command))}: exit status {done.returncode}, not {status}\n{done.stdout}")
+        sys.exit(f"{' '.join(map(str, command))}: exit status {done.returncode}, not {status}\n{done.stdout[-3000:]}")
     return done.stdout
 
 

@@ -39,7 +39,8 @@ def prepare_root(root: Path) -> list[str]:
     for folder in ("info", "updates", "triggers"):
         (admin / folder).mkdir(parents=True)
     shutil.copy("/var/lib/dpkg/status", admin / "status")
-    return ["dpkg", f"--root={root}", "--no-triggers", "--force-bad-path", f"--log={root}/log"]
+    return ["dpkg", f"--root={root}", "--no-triggers", "--force-bad-path", "--force-script-chrootless",
+            f"--log={root}/log"]
 
 
 def installed_files(root: Path) -> list[str]:
