@@ -136,7 +136,8 @@ static inline nbl_status nbl_client_device(nbl_client *client, const char *backe
  * @param sequences_max  sequences alive at one time
  * @param tokens_max     tokens of all sequences together
  * @retval NBL_OK
- * @retval NBL_E_INVALID  no such recipe, or a dimension out of range
+ * @retval NBL_E_NOT_FOUND  no such recipe
+ * @retval NBL_E_INVALID    a dimension is out of range
  */
 static inline nbl_status nbl_client_config(const nbl_client *client, const char *recipe, uint32_t layers,
                                            uint32_t kv_heads, uint32_t head_dim, uint32_t sequences_max,
