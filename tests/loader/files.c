@@ -158,8 +158,7 @@ Test(files, section_table_of_another_kind)
     expect_patched_refused(offsetof(Elf64_Ehdr, e_shentsize), 7, text);
     (void)snprintf(text, sizeof text, ": damaged (%u sections of 64 bytes, names in section 9999)", header.e_shnum);
     expect_patched_refused(offsetof(Elf64_Ehdr, e_shstrndx), 9999, text);
-    (void)snprintf(text, sizeof text,
-                   ": damaged (the section table at %zu is not one; was the file copied in part?)",
+    (void)snprintf(text, sizeof text, ": damaged (the section table at %zu is not one; was the file copied in part?)",
                    (size_t)header.e_shoff);
     expect_patched_refused(offsetof(Elf64_Ehdr, e_shstrndx), 1, text);
     free(bytes.data);

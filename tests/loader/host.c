@@ -78,8 +78,8 @@ Test(host, static_tls_exhausted)
     cr_assert_not_null(culprit, "message is %s", err.message);
     culprit += strlen("left for ");
     const int culprit_bytes = (int)strcspn(culprit, ";"); /* the OpenMP runtime, wherever it lies */
-    cr_assert_eq(strncmp(culprit + culprit_bytes - strlen("/libgomp.so.1"), "/libgomp.so.1", strlen("/libgomp.so.1")), 0,
-                 "message is %s", err.message);
+    cr_assert_eq(strncmp(culprit + culprit_bytes - strlen("/libgomp.so.1"), "/libgomp.so.1", strlen("/libgomp.so.1")),
+                 0, "message is %s", err.message);
     (void)snprintf(text, sizeof text,
                    "nibble: " SIM_DIR "/libnibble-backend-sim.so.1: no static TLS left for %.*s; load it before other "
                    "TLS-heavy libraries or set GLIBC_TUNABLES=glibc.rtld.optional_static_tls=2048",
@@ -110,12 +110,9 @@ Test(host, serial_simulator_gives_the_same_bits)
 Test(host, openmp_variables_do_not_pin_the_caller)
 {
     cpu_set_t before, after;
-    static const char *const values[][2] = {{"OMP_PROC_BIND", "true"},
-                                            {"OMP_PLACES", "cores"},
-                                            {"OMP_NUM_THREADS", "many"},
-                                            {"OMP_SCHEDULE", "sometimes"},
-                                            {"OMP_THREAD_LIMIT", "-3"},
-                                            {"OMP_STACKSIZE", "1q"}};
+    static const char *const values[][2] = {{"OMP_PROC_BIND", "true"},   {"OMP_PLACES", "cores"},
+                                            {"OMP_NUM_THREADS", "many"}, {"OMP_SCHEDULE", "sometimes"},
+                                            {"OMP_THREAD_LIMIT", "-3"},  {"OMP_STACKSIZE", "1q"}};
     for (size_t i = 0; i < sizeof values / sizeof *values; i++)
         cr_assert_eq(setenv(values[i][0], values[i][1], 1), 0, "setenv");
     cr_assert_eq(sched_getaffinity(0, sizeof before, &before), 0, "sched_getaffinity");
@@ -187,7 +184,8 @@ static int child_after_run(void *argument)
     const nbl_load_options options = options_of("sim", SIM_DIR);
     nbl_error err = NBL_INIT(nbl_error);
     nbl_cache *cache = NULL;
-    static const char device[] = "nibble: device created in process %d, used in its fork %d; create the runtime after fork";
+    static const char device[] =
+        "nibble: device created in process %d, used in its fork %d; create the runtime after fork";
     static const char backend[] =
         "nibble: backend \"sim\" opened a device in process %d, used in its fork %d; open devices after fork only";
     if (!is_refused(nbl_client_cache(inherited, "kv4", 1, 1, 64, 1, 64, &cache, &err), &err, device))

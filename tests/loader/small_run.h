@@ -50,8 +50,7 @@ static inline nbl_status small_run(const nbl_client *client, small_result *out, 
     attend.q_heads = SMALL_Q_HEADS;
     attend.q = nbl_client_tensor(q, NBL_F32, SMALL_ROWS, SMALL_Q_HEADS, SMALL_DIM);
     attend.o = nbl_client_tensor(out->o, NBL_F32, SMALL_ROWS, SMALL_Q_HEADS, SMALL_DIM);
-    nbl_status status =
-        nbl_client_cache(client, "kv4", 1, SMALL_KV_HEADS, SMALL_DIM, 1, SMALL_TOKENS, &cache, err);
+    nbl_status status = nbl_client_cache(client, "kv4", 1, SMALL_KV_HEADS, SMALL_DIM, 1, SMALL_TOKENS, &cache, err);
     if (status == NBL_OK)
         status = api->seq_create(cache, &sequence, err);
     if (status == NBL_OK)
