@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ABIs of a build against the frozen headers, by abidiff and abi-compliance-checker.
 
-Each alone is blind to something: abidiff gives the same exit status for a field appended as for one inserted, so its report
-is read; abi-compliance-checker lets a changed signature in a table slot pass. Both see nothing in a library without debug
-information, so that comes first. The self-test changes headers in ways that must pass or fail, and says which tool noticed.
+Each alone is blind to something: abidiff gives the same exit status for a field appended as for one inserted, so its
+report is read; abi-compliance-checker lets a changed signature in a table slot pass. Both see nothing in a library
+without debug information, so that comes first. The self-test changes headers in ways that must pass or fail, and says
+which tool noticed.
 
 Usage: compare.py LIBDIR WORK
 """
@@ -18,14 +19,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FROZEN = ROOT / "abi/frozen/v1.0"
-BREAKS = re.compile(r"offset changed|deletion|entity changed from|parameter \d+ .*was (?:added|removed)|return type changed"
-                    r"|type name changed|enumerator changes?:|[1-9]\d* Removed")
+BREAKS = re.compile(r"offset changed|deletion|entity changed from|parameter \d+ .*was (?:added|removed)"
+                    r"|return type changed|type name changed|enumerator changes?:|[1-9]\d* Removed")
 GET, ENTER = "nbl_get_api", "nbl_backend_entry_v1"
 ENTRIES = {
     GET: """#include <nibble/nibble.h>
 static nbl_api_v1 api;
-__attribute__((visibility("default"))) nbl_status nbl_get_api(const nbl_api_request *request, const nbl_api_v1 **out_api,
-                                                              nbl_error *err)
+__attribute__((visibility("default"))) nbl_status nbl_get_api(const nbl_api_request *request,
+                                                              const nbl_api_v1 **out_api, nbl_error *err)
 { (void)request, (void)err, *out_api = &api; return NBL_OK; }
 """,
     ENTER: """#include <nibble/nibble_backend.h>
@@ -46,7 +47,8 @@ CHANGES = [
     ("slot inserted", "nibble.h", CLOSE, EXTRA + CLOSE, False),
     ("slot removed", "nibble.h", CLOSE, "", False),
     ("signature changed", "nibble.h", CLOSE, CLOSE.replace("device,", "device, uint64_t extra,"), False),
-    ("field inserted", "nibble_types.h", "    uint32_t ordinal;\n", "    uint64_t extra;\n    uint32_t ordinal;\n", False),
+    ("field inserted", "nibble_types.h", "    uint32_t ordinal;\n", "    uint64_t extra;\n    uint32_t ordinal;\n",
+     False),
     ("field of another type", "nibble_types.h", "    uint32_t ordinal;\n", "    float ordinal;\n", False),
     ("backend slot changed", "nibble_backend.h", "void (*device_close)(nbl_device *device);",
      "void (*device_close)(nbl_device *device, int extra);", False),
@@ -140,7 +142,8 @@ def main() -> None:
     found = self_test(work)
     found += check(libraries / "libnibble.so.1", GET, work)
     found += check(libraries / "nibble/libnibble-backend-sim.so.1", ENTER, work)
-    print("\n".join(f"compare: {line}" for line in found) or f"compare: ok ({len(CHANGES)} self-test cases, 0 findings)")
+    print("\n".join(f"compare: {line}" for line in found)
+          or f"compare: ok ({len(CHANGES)} self-test cases, 0 findings)")
     sys.exit(1 if found else 0)
 
 

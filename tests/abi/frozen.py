@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a C file that fails to compile, against the headers of today, if anything of the frozen ones has moved: offsets
-of fields and slots, least sizes, values of enumerators and constants. Appending passes.
+"""Writes a C file that fails to compile, against the headers of today, if anything of the frozen ones has moved:
+offsets of fields and slots, least sizes, values of enumerators and constants. Appending passes.
 
 Usage: frozen.py FROZEN_DIR OUT.c
 """

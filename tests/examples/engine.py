@@ -66,8 +66,9 @@ def tensors() -> list[tuple[str, int, int, int, float]]:
             ("attn_q", DIM, HEADS * HEAD_DIM, Q5_0, 0.1), ("attn_k", DIM, HEAD_DIM, Q5_0, 0.1),
             ("attn_v", DIM, HEAD_DIM, Q8_0, 0.1), ("attn_output", HEADS * HEAD_DIM, DIM, Q4_K, 0.1),
             ("ffn_gate", DIM, HIDDEN, Q5_0, 0.1), ("ffn_up", DIM, HIDDEN, Q5_0, 0.1),
-            ("ffn_down", HIDDEN, DIM, Q6_K, 0.1), ("attn_norm", DIM, 1, F32, 1.0), ("attn_q_norm", HEAD_DIM, 1, F32, 3.0),
-            ("attn_k_norm", HEAD_DIM, 1, F32, 1.0), ("post_attention_norm", DIM, 1, F32, 1.0),
+            ("ffn_down", HIDDEN, DIM, Q6_K, 0.1), ("attn_norm", DIM, 1, F32, 1.0),
+            ("attn_q_norm", HEAD_DIM, 1, F32, 3.0), ("attn_k_norm", HEAD_DIM, 1, F32, 1.0),
+            ("post_attention_norm", DIM, 1, F32, 1.0),
             ("ffn_norm", DIM, 1, F32, 1.0), ("post_ffw_norm", DIM, 1, F32, 3.0)]]
     return found
 
@@ -97,11 +98,13 @@ def write_model(path: Path) -> None:
     path.write_bytes(head + bytes(-len(head) % 32) + body)
 
 
-def generate(engine: str, library: str, model: Path, prompt: str, tokens: int, recipe: str, **variables: str) -> list[str]:
+def generate(engine: str, library: str, model: Path, prompt: str, tokens: int, recipe: str,
+             **variables: str) -> list[str]:
     """Token ids that the engine gives."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith("NIBBLE_")}
     done = subprocess.run([engine, "-l", library, "-r", recipe, "-n", str(tokens), "-i", str(model), prompt],
-                          env={**clean, "OMP_WAIT_POLICY": "passive", **variables}, capture_output=True, text=True, check=False)
+                          env={**clean, "OMP_WAIT_POLICY": "passive", **variables},
+                          capture_output=True, text=True, check=False)
     if done.returncode != 0:
         sys.exit(f"engine: {recipe} {variables}: exit status {done.returncode}: {done.stderr}")
     return done.stdout.split()

@@ -88,7 +88,7 @@ __attribute__((constructor)) static void meddle(void)
 }
 #endif
 
-/* Tells a test that this code runs, by a byte through the descriptor in the variable, and waits long enough for a fork. */
+/* Tells a test that this code runs, by a byte through the descriptor in the variable, and stays for a while. */
 #if defined MOCK_SLOW_CONSTRUCTOR || defined MOCK_SLOW_ENTRY
 static void dawdle(void)
 {
