@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "internal.h"
+#include "lock.h"
 
 static const nbl_api_v1 api = {
     .struct_size = (uint32_t)sizeof(nbl_api_v1),
@@ -80,6 +81,7 @@ __attribute__((visibility("default"))) nbl_status nbl_get_api(const nbl_api_requ
     if (!out_api)
         return nbl_fail(err, NBL_E_INVALID, NBL_ORIGIN_HOST, 0, "out_api is NULL");
     const nbl_status status = request ? check_request(request, err) : NBL_OK;
+    nbl_locks_prepare();
     if (status == NBL_OK)
         *out_api = &api;
     return status;

@@ -993,6 +993,7 @@ typedef struct nbl_api_v1 {
                                    nbl_error *err);
 } nbl_api_v1;
 
+#ifndef NBL_NO_PROTOTYPES
 /** Returns the table, or a reason. The only exported symbol.
  *
  * Memory     The table is static and lives as long as the process.
@@ -1006,6 +1007,7 @@ typedef struct nbl_api_v1 {
  * @since ABI 1.0
  */
 nbl_status nbl_get_api(const nbl_api_request *request, const nbl_api_v1 **out_api, nbl_error *err);
+#endif
 
 /** Type of nbl_get_api, for dlsym. */
 typedef nbl_status (*nbl_get_api_fn)(const nbl_api_request *request, const nbl_api_v1 **out_api, nbl_error *err);
