@@ -252,6 +252,20 @@ static int prefill(sim *s, uint32_t *at, nbl_fault *fault)
     return code;
 }
 
+/* Tells whether the cache has pages for a prompt, and for one more of each sequence that runs. */
+static int room_for(sim *s, const nbl_request *r, bool *out_room, nbl_fault *fault)
+{
+    nbl_error err = NBL_INIT(nbl_error);
+    nbl_cache_stats stats = NBL_INIT(nbl_cache_stats);
+    uint64_t pages = 0;
+    if (s->serve.session->api->cache_stats(s->serve.cache, &stats, &err) != NBL_OK)
+        return nbl_fault_from_api(fault, NBL_EXIT_FAILED, "stats", &err);
+    for (uint32_t c = 0; c < stats.region_count; c++)
+        pages += stats.pages_total[c] - stats.pages_used[c];
+    *out_room = s->running_count == 0 || pages >= r->prompt_tokens / s->serve.setup.page_tokens + 2u + s->running_count;
+    return NBL_EXIT_OK;
+}
+
 static int admit(sim *s, nbl_fault *fault)
 {
     while (s->arrived < s->request_count && s->requests[s->arrived].arrival <= s->step) {
@@ -264,7 +278,9 @@ static int admit(sim *s, nbl_fault *fault)
         const uint32_t number = s->queue[s->queued - 1u];
         nbl_served *r = &s->running[s->running_count];
         *r = (nbl_served){.request = &s->requests[number], .number = number};
-        const int code = nbl_serve_start(&s->serve, r, &room, fault);
+        int code = room_for(s, r->request, &room, fault);
+        if (code == NBL_EXIT_OK && room)
+            code = nbl_serve_start(&s->serve, r, &room, fault);
         if (code != NBL_EXIT_OK || !room)
             return code;
         s->queued--;
