@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "lab.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #define Q_HEADS (2u * LAB_HEADS)
@@ -145,6 +146,21 @@ bool lab_same(lab *a, uint64_t in_a, lab *b, uint64_t in_b)
     LAB_OK(lab_attend(a, in_a, ROWS, UINT32_MAX, out_a, &err));
     LAB_OK(lab_attend(b, in_b, ROWS, UINT32_MAX, out_b, &err));
     return lab_length(a, in_a) == lab_length(b, in_b) && memcmp(out_a, out_b, sizeof out_a) == 0;
+}
+
+bool lab_equal_bytes(lab *l, uint64_t a, uint64_t b)
+{
+    nbl_error err = NBL_INIT(nbl_error);
+    uint64_t bytes_a = 0, bytes_b = 0;
+    LAB_OK(l->api->snapshot_size(l->cache, a, &bytes_a, &err));
+    LAB_OK(l->api->snapshot_size(l->cache, b, &bytes_b, &err));
+    uint8_t *memory = malloc(bytes_a + bytes_b);
+    cr_assert_not_null(memory, "no memory");
+    LAB_OK(l->api->snapshot_write(l->cache, a, memory, bytes_a, &err));
+    LAB_OK(l->api->snapshot_write(l->cache, b, memory + bytes_a, bytes_b, &err));
+    const bool equal = bytes_a == bytes_b && memcmp(memory, memory + bytes_a, bytes_a) == 0;
+    free(memory);
+    return equal;
 }
 
 void lab_count(uint32_t *tokens, uint32_t count, uint32_t first)

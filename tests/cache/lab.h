@@ -46,6 +46,9 @@ nbl_status lab_attend(lab *l, uint64_t sequence, uint32_t rows, uint32_t window,
 /** Tells whether two sequences give the same bytes. */
 bool lab_same(lab *a, uint64_t in_a, lab *b, uint64_t in_b);
 
+/** Tells whether two sequences of one cache store the same bytes: their snapshots are equal. */
+bool lab_equal_bytes(lab *l, uint64_t a, uint64_t b);
+
 /** Tokens first, first + 1, ... */
 void lab_count(uint32_t *tokens, uint32_t count, uint32_t first);
 
