@@ -3,13 +3,13 @@
  * @file tiers.c
  * @brief Where published pages go when their page of the device is needed: host memory, then a file.
  *
- * Published pages never change, so a copy stays good: a page that was brought back keeps its slot, and costs no copy when
- * it is evicted again. Copies between the device and host memory are put on the stream of the call that causes them, so
- * they run after the kernels that wrote the page and before those that reuse it. With a file tier they wait for the
- * device, because the host reads what they bring.
+ * Published pages never change, so a copy stays good: a page that was brought back keeps its slot, and costs no copy
+ * when it is evicted again. Copies between the device and host memory are put on the stream of the call that causes
+ * them, so they run after the kernels that wrote the page and before those that reuse it. With a file tier they wait
+ * for the device, because the host reads what they bring.
  *
- * The file has no name (O_TMPFILE, or unlinked at once): whenever the process ends, nothing stays behind. Each page in it
- * has a checksum in memory; one that does not come back as it went is lost, never wrong.
+ * The file has no name (O_TMPFILE, or unlinked at once): whenever the process ends, nothing stays behind. Each page in
+ * it has a checksum in memory; one that does not come back as it went is lost, never wrong.
  */
 #include "cache.h"
 
@@ -87,8 +87,9 @@ static nbl_status file_open(nbl_cache *cache, nbl_error *err)
     *file = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
     if (*file >= 0)
         return NBL_OK;
-    if (snprintf(name, sizeof name, "%s/nibble-tier-XXXXXX", folder) < (int)sizeof name)
-        *file = mkstemp(name);
+    /* A file system without O_TMPFILE. */
+    if (snprintf(name, sizeof name, "%s/nibble-tier-%d-%p", folder, (int)getpid(), (void *)cache) < (int)sizeof name)
+        *file = open(name, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (*file >= 0 && unlink(name) == 0)
         return NBL_OK;
     return nbl_fail(err, NBL_E_IO, NBL_ORIGIN_OS, errno, "%s: cannot create the file tier: %s", folder,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Public reports about caches (tests/conformance/REPORTS.md), tried on the managed cache; each test begins with the id of
- * its report. Raw pages, codecs and masks are tested by the conformance suite under the same ids. */
+/* Public reports about caches (tests/conformance/REPORTS.md), tried on the managed cache; each test begins with the id
+ * of its report. Raw pages, codecs and masks are tested by the conformance suite under the same ids. */
 #include "lab.h"
 #include "ledger.h"
 
@@ -66,7 +66,7 @@ static void table_look(const nbl_attend_args *args)
     memcpy(table_seen, args->page_table, args->page_table_stride * sizeof(int32_t));
 }
 
-/* F4: every entry below the length names a page of the pool, also where pages were dropped; nothing else is asked for. */
+/* F4: every entry below the length names a page of the pool, also where pages were dropped. */
 Test(cache_reports, f4_table_entries_are_pages_of_the_pool)
 {
     static ledger l;
@@ -415,8 +415,8 @@ Test(cache_reports, g10_drafts_equal_single_steps)
 
 /* ------------------------------------------------------------------------------------------------ H */
 
-/* H6: a cache of other size and other number of classes takes the snapshot, and one without V of those formats does not:
- * see cache_snapshot/h6_compatible_or_refused. Here: an empty sequence is a valid snapshot too. */
+/* H6: a cache of other size and other number of classes takes the snapshot, and one without V of those formats does
+ * not: see cache_snapshot/h6_compatible_or_refused. Here: an empty sequence is a valid snapshot too. */
 Test(cache_reports, h6_an_empty_sequence_is_accepted)
 {
     lab a, b;
