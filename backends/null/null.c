@@ -3,9 +3,9 @@
  * @file null.c
  * @brief A backend that does nothing, and does it right: copy this folder to start a backend of your own.
  *
- * It keeps every duty of nibble_backend.h (B1 to B16), loads on any machine, hands out memory and copies it, and refuses
- * every operation with a reason. The conformance suite runs against it, with each test skipped for that reason; as
- * operations are added, tests stop being skipped. Steps, in the order in which they pay off:
+ * It keeps every duty of nibble_backend.h (B1 to B16), loads on any machine, hands out memory and copies it, and
+ * refuses every operation with a reason. The conformance suite runs against it, with each test skipped for that reason;
+ * as operations are added, tests stop being skipped. Steps, in the order in which they pay off:
  *
  * 1. Rename: NAME below, the file name in CMakeLists.txt, the "null: " in front of messages.
  * 2. Device: null_device_open, caps, memory_*. If memory is not the host's, say so in caps (stream_kind).
@@ -30,7 +30,7 @@ NBL_BACKEND_NOTE(NBL_ISA_X86_64, 0u);
 /* B7: the runtime is reached through this table only; the file links nothing of it. */
 static const nbl_host *host;
 
-/* One open device. Whatever calls need lives here, not in static variables: several devices are used in parallel (B11). */
+/* One open device. What calls need lives here, not in static variables: devices are used in parallel (B11). */
 struct nbl_device {
     uint32_t ordinal;
 };
@@ -129,8 +129,8 @@ static nbl_status null_check(nbl_device *device, nbl_stream stream, nbl_error *e
 
 /* ------------------------------------------------------------------------------------------------ entry */
 
-/* Required slots, then optional ones. A slot that is NULL, or past struct_size, answers NBL_E_UNSUPPORTED with its name;
- * to add an operation, write it with the type of its slot and put it here. */
+/* Required slots, then optional ones. A slot that is NULL, or past struct_size, answers NBL_E_UNSUPPORTED with its
+ * name; to add an operation, write it with the type of its slot and put it here. */
 static const nbl_backend_v1 table = {
     .struct_size = (uint32_t)sizeof table,
     .abi_minor = NBL_BACKEND_ABI_MINOR,
