@@ -272,6 +272,13 @@ void cuda_memory_free(nbl_device *device, void *memory)
     }
 }
 
+/* NBL_STREAM_HOST: after all work on blocking streams, and finished when this returns. */
+static cudaError_t copy_and_wait(void *dst, const void *src, uint64_t bytes, enum cudaMemcpyKind kind)
+{
+    const cudaError_t error = cudaMemcpyAsync(dst, src, bytes, kind, cudaStreamLegacy);
+    return error == cudaSuccess ? cudaStreamSynchronize(cudaStreamLegacy) : error;
+}
+
 /* Ordered by the stream. Out of or into pageable host memory the CUDA runtime stages the bytes: such a copy to the
  * host has finished when this returns, and the host bytes of one to the device may be changed afterwards. */
 nbl_status cuda_memory_copy(nbl_device *device, void *dst, const void *src, uint64_t bytes, uint32_t kind,
@@ -283,6 +290,10 @@ nbl_status cuda_memory_copy(nbl_device *device, void *dst, const void *src, uint
     nbl_status status = cuda_enter(device, &saved, err);
     if (status != NBL_OK) {
         return status;
+    }
+    if (stream.kind == NBL_STREAM_HOST) {
+        status = cuda_result(err, copy_and_wait(dst, src, bytes, kinds[kind]), "cudaMemcpyAsync");
+        return cuda_leave(device, &saved, status);
     }
     status = cuda_check_stream(device, stream, err);
     if (status == NBL_OK) {
