@@ -98,6 +98,14 @@ PTX_FN float ptx_ex2(float x)
     return d;
 }
 
+/** {high, low} rounded to bf16, nearest even. PTX ISA, Data Movement, cvt */
+PTX_FN uint32_t ptx_cvt_bf16x2(float high, float low)
+{
+    uint32_t d;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
 /* ------------------------------------------------------------------------------------------------ asynchronous
  * copies */
 

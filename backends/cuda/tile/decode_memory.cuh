@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file decode_memory.cuh
+ * @brief What a warp of the decode kernel works on, and what it keeps in shared memory.
+ */
+#ifndef CUDA_DECODE_MEMORY_H
+#define CUDA_DECODE_MEMORY_H
+
+#include "../attend.h"
+#include "../ptx/ptx.cuh"
+#include "exp2grid.h"
+
+#define PART_BYTES 2048u /**< what is asked for at once */
+#define RING 4u          /**< parts: one in use, the others on their way */
+#define GROUP 32u        /**< tokens that lie together (F3) */
+#define GROUPS (CUDA_TILE_TOKENS / GROUP)
+#define SCALE_PLANES(dim) ((dim) / 32u + 1u) /**< at most, of the formats taken (F5) */
+#define FACTOR_WORDS(dim) (((dim) / 32u + 3u) / 4u)
+#define K_FACTOR_STRIDE (CUDA_TILE_TOKENS + 16u) /**< keeps even and odd blocks in different banks */
+
+/** The unit a warp works on: a chunk of one kv head of a sequence. */
+struct unit {
+    uint32_t sequence;
+    uint32_t kv_head;
+    uint32_t chunk; /**< n-th of the range */
+    uint32_t first_tile;
+    uint32_t end_tile;
+    uint32_t kv_len;
+    uint32_t rows;
+    const int32_t *pages;
+};
+
+/** Where the bytes of a kv head are in a region (F2, F6): page p, token offset o of it begins at
+ *  codes[kind] + p * code_stride + o * bytes of a token. */
+struct region_view {
+    uint64_t codes[2]; /**< of K, of V */
+    uint64_t scales[2];
+    uint64_t code_stride;
+    uint64_t scale_stride;
+    uint32_t formats[2];
+};
+
+/** Exponent of V and its weight in l, of one token. */
+struct v_exponent {
+    float grid;   /**< ev + NBL_GRID */
+    float weight; /**< 2^-ev */
+};
+
+/** Of one warp. What a tile needs of its scales is worked out once, a lane for four tokens: see decode_scales.cuh. */
+template <int D, int RPL> struct warp_memory {
+    alignas(128) uint8_t ring[RING][PART_BYTES];
+    alignas(16) uint8_t raw[2][SCALE_PLANES(D)][CUDA_TILE_TOKENS];      /**< scale planes of K and V as stored */
+    alignas(16) uint32_t k_factor[FACTOR_WORDS(D)][2][K_FACTOR_STRIDE]; /**< [][odd block][token] */
+    alignas(16) uint32_t v_factor[FACTOR_WORDS(D)][2][CUDA_TILE_TOKENS];
+    alignas(16) float k_scale[CUDA_TILE_TOKENS]; /**< 2^ek */
+    alignas(16) v_exponent v_exp[CUDA_TILE_TOKENS];
+    alignas(16) float4 x[RPL][GROUPS][32]; /**< float(I) * 2^ek of a lane's tokens; then, in its place, packed P */
+    uint2 q[D / 32][32];                   /**< [k-step][lane]: the B operand of Q */
+    region_view regions[NBL_REGIONS_MAX];
+    unit u;
+};
+
+PTX_FN uint32_t groups_in(uint32_t kv_len, uint32_t tile)
+{
+    uint32_t left = kv_len - tile * CUDA_TILE_TOKENS;
+    return left >= CUDA_TILE_TOKENS ? GROUPS : (left + GROUP - 1u) / GROUP;
+}
+
+/** Parts of a group's codes of one kind. */
+template <int D> PTX_FN uint32_t pieces_of(bool int8)
+{
+    constexpr uint32_t of_int8 = D * GROUP / PART_BYTES;
+    constexpr uint32_t of_4bit = of_int8 > 1u ? of_int8 / 2u : 1u;
+    return int8 ? of_int8 : of_4bit;
+}
+
+/** 4x4 transposition of bytes: byte i of out[j] is byte j of in[i]. */
+PTX_FN void transpose_bytes(const uint32_t (&in)[4], uint32_t (&out)[4])
+{
+    uint32_t a = ptx_prmt(in[0], in[1], 0x5140u);
+    uint32_t b = ptx_prmt(in[2], in[3], 0x5140u);
+    uint32_t c = ptx_prmt(in[0], in[1], 0x7362u);
+    uint32_t d = ptx_prmt(in[2], in[3], 0x7362u);
+    out[0] = ptx_prmt(a, b, 0x5410u);
+    out[1] = ptx_prmt(a, b, 0x7632u);
+    out[2] = ptx_prmt(c, d, 0x5410u);
+    out[3] = ptx_prmt(c, d, 0x7632u);
+}
+
+#endif
