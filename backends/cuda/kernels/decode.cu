@@ -31,7 +31,7 @@ namespace
 {
 
 template <int D, int RPL> struct shape {
-    static constexpr int warps = RPL == 1 && D <= 128 ? 12 : 8; /* at most; more would leave too few registers */
+    static constexpr int warps = RPL == 1 && D <= 128 ? 12 : 8; /* of a multiprocessor; more would leave too few registers */
 };
 
 /* ---------------------------------------------------------------------------------------------- rows and states */
@@ -176,6 +176,8 @@ PTX_FN void load_regions(const attend_params &p, uint32_t kv_head, warp_memory<D
         v.scale_stride = r.scale_page_stride;
         v.formats[0] = r.k_format;
         v.formats[1] = r.v_format;
+        v.planes[0] = nbl_layout_scale_planes(r.k_format, D);
+        v.planes[1] = nbl_layout_scale_planes(r.v_format, D);
     }
 }
 
@@ -183,76 +185,78 @@ PTX_FN void load_regions(const attend_params &p, uint32_t kv_head, warp_memory<D
 template <int D, int RPL> struct walker {
     const attend_params &p;
     warp_memory<D, RPL> &m;
-    uint32_t end_tile, kv_len;
+    const unit &u;
     uint32_t lane, g, t;
+    uint32_t high_nibbles;
     asker ask;
-    uint32_t slot;
     lane_rows<RPL> rows;
     float o[D / 16][2][RPL];
 
-    /* Begins at the unit's first tile, with the first parts asked for. */
-    __device__ __forceinline__ void begin(const unit &u)
+    /* of the tile and group in work */
+    uint32_t formats;
+    float b[RPL];
+    int32_t s[2][4];
+    uint32_t weights[2];
+    int32_t acc[RPL][D / 16][4];
+
+    /* Masks that the compiler must keep in registers: an instruction has room for one constant only. */
+    __device__ __forceinline__ void load_constants()
+    {
+        *(volatile uint32_t *)&m.high_nibbles = 0xf0f0f0f0u;
+        high_nibbles = *(volatile uint32_t *)&m.high_nibbles;
+    }
+
+    /* Begins at the unit's first tile. */
+    __device__ __forceinline__ void begin()
     {
         const uint32_t first = u.first_tile * CUDA_TILE_TOKENS + lane % GROUPS * GROUP;
         ask = {};
-        slot = 0;
+        ask.k_to = ptx_keep(k_to_of(lane));
+        ask.v_to = ptx_keep(v_to_of(lane));
         ask.tile = u.first_tile;
         ask.entry = first / p.pages.page_tokens;
         ask.offset = first % p.pages.page_tokens;
-        fetch_page(u, end_tile, kv_len, ask.tile, lane, ask);
-#pragma unroll 1
-        for (uint32_t i = 0; i + 1u < RING; ++i) {
-            ask_part<D, RPL>(p, m, end_tile, kv_len, lane, ask);
+        if (u.first_tile < u.end_tile) { /* also for lanes whose group is not there */
+            ask.page = u.pages[u.first_tile * CUDA_TILE_TOKENS / p.pages.page_tokens];
         }
+        fetch_page(u, ask.tile, lane, ask);
     }
 
-    /* Waits for the oldest part and asks for one more, into the place of the part before. */
-    __device__ __forceinline__ const uint8_t *take_part()
+    /* Before the first group: scales, which have landed with it. */
+    __device__ __forceinline__ void begin_tile_work(uint32_t start)
     {
-        ptx_cp_async_wait<RING - 2>();
-        __syncwarp();
-        ask_part<D, RPL>(p, m, end_tile, kv_len, lane, ask);
-        const uint8_t *part = m.ring[slot];
-        slot = (slot + 1u) % RING;
-        return part;
+        formats = ask.formats; /* the asker is not past this tile yet */
+        const uint32_t group = lane / 8u;
+        prepare_scales<D, RPL>(m, format_of(formats, group), format_of(formats, GROUPS + group),
+                               (int32_t)(u.kv_len - start - 4u * lane), lane);
     }
 
-    /* Scales of the tile, whose first part has landed with them. */
-    __device__ __forceinline__ void scale_phase(uint32_t tile, uint32_t formats)
+    /* One part of K. */
+    __device__ __forceinline__ void k_step(const uint8_t *part, uint32_t format, uint32_t group, uint32_t piece)
     {
-        ptx_cp_async_wait<RING - 2>();
-        __syncwarp();
-        prepare_scales<D, RPL>(m, __shfl_sync(0xffffffffu, formats, lane / 8u),
-                               (int32_t)(kv_len - tile * CUDA_TILE_TOKENS - 4u * lane), lane);
-    }
-
-    __device__ __forceinline__ void k_phase(uint32_t groups, uint32_t formats)
-    {
-#pragma unroll 1
-        for (uint32_t group = 0; group < groups; ++group) {
-            const uint32_t format = __shfl_sync(0xffffffffu, formats, group) & 0xffu;
-            int32_t s[2][4];
+        if (piece == 0) {
 #pragma unroll
             for (int n = 0; n < 4; ++n) {
                 s[0][n] = s[1][n] = format == NBL_INT4P ? rows.bias[RPL == 1 ? 0 : n % 2] : 0;
             }
-            const uint32_t pieces = pieces_of<D>(format == NBL_INT8);
-#pragma unroll 1
-            for (uint32_t piece = 0; piece < pieces; ++piece) {
-                const uint8_t *part = take_part();
-                k_part<D, RPL>(m, part, format, group, piece, lane, s);
-            }
-            const float2 low = *reinterpret_cast<const float2 *>(&m.k_scale[group * GROUP + 2u * g]);
-            const float2 high = *reinterpret_cast<const float2 *>(&m.k_scale[group * GROUP + 16u + 2u * g]);
+        }
+        k_part<D, RPL>(m, part, format, group, piece, lane, s);
+    }
+
+    /* After the last part of a group of K: logits but for the row's scale. */
+    __device__ __forceinline__ void end_k_group(uint32_t group)
+    {
+        const float2 low = *reinterpret_cast<const float2 *>(&m.k_scale[group * GROUP + 2u * g]);
+        const float2 high = *reinterpret_cast<const float2 *>(&m.k_scale[group * GROUP + 16u + 2u * g]);
 #pragma unroll
-            for (int i = 0; i < RPL; ++i) {
-                m.x[i][group][lane] = make_float4((float)s[0][i] * low.x, (float)s[0][2 + i] * low.y,
-                                                  (float)s[1][i] * high.x, (float)s[1][2 + i] * high.y);
-            }
+        for (int i = 0; i < RPL; ++i) {
+            m.x[i][group][lane] = make_float4((float)s[0][i] * low.x, (float)s[0][2 + i] * low.y,
+                                              (float)s[1][i] * high.x, (float)s[1][2 + i] * high.y);
         }
     }
 
-    __device__ __forceinline__ void softmax_phase(int32_t start, float (&b)[RPL])
+    /* After the last part of K. */
+    __device__ __forceinline__ void softmax(int32_t start)
     {
         uint32_t packed[LANE_TOKENS / 2];
 #pragma unroll
@@ -287,30 +291,26 @@ template <int D, int RPL> struct walker {
         }
     }
 
-    template <int PIECE>
-    __device__ __forceinline__ void v_pieces(uint32_t format, uint32_t group, const uint32_t (&weights)[2],
-                                             int32_t (&acc)[RPL][D / 16][4])
+    /* One part of V. */
+    template <int PIECE = 0>
+    __device__ __forceinline__ void v_step(const uint8_t *part, uint32_t format, uint32_t group, uint32_t piece)
     {
-        if (PIECE < pieces_of<D>(format == NBL_INT8)) {
-            const uint8_t *part = take_part();
-            v_piece<D, RPL, PIECE>(m, part, format, group, lane, weights, acc);
-            if constexpr (PIECE + 1 < D / 64) {
-                v_pieces<PIECE + 1>(format, group, weights, acc);
-            }
+        if (piece == PIECE) {
+            v_piece<D, RPL, PIECE>(m, part, format, group, lane, weights, high_nibbles, acc);
+        } else if constexpr (PIECE + 1 < D / 64) {
+            v_step<PIECE + 1>(part, format, group, piece);
         }
     }
 
-    __device__ __forceinline__ void v_phase(uint32_t groups, uint32_t formats, int32_t (&acc)[RPL][D / 16][4])
+    __device__ __forceinline__ void begin_v_group(uint32_t group)
     {
-#pragma unroll 1
-        for (uint32_t group = 0; group < groups; ++group) {
-            const uint2 packed = *reinterpret_cast<const uint2 *>(&m.x[0][group][lane]);
-            const uint32_t weights[2] = {ptx_movmatrix_trans(packed.x), ptx_movmatrix_trans(packed.y)};
-            v_pieces<0>(__shfl_sync(0xffffffffu, formats, group) >> 8, group, weights, acc);
-        }
+        const uint2 packed = *reinterpret_cast<const uint2 *>(&m.x[0][group][lane]);
+        weights[0] = ptx_movmatrix_trans(packed.x);
+        weights[1] = ptx_movmatrix_trans(packed.y);
     }
 
-    __device__ __forceinline__ void add_tile(const float (&b)[RPL], const int32_t (&acc)[RPL][D / 16][4])
+    /* After the last part of V: O takes the tile in. */
+    __device__ __forceinline__ void end_tile_work()
     {
 #pragma unroll
         for (int n = 0; n < D / 16; ++n) {
@@ -327,33 +327,84 @@ template <int D, int RPL> struct walker {
         }
     }
 
-    __device__ __forceinline__ void run(uint32_t first_tile)
+    __device__ __forceinline__ void clear_sums()
     {
-#pragma unroll 1
-        for (uint32_t tile = first_tile; tile < end_tile; ++tile) {
-            const uint32_t groups = groups_in(kv_len, tile);
-            const uint32_t formats = ask.formats; /* the asker is not past this tile yet */
-            float b[RPL];
-            int32_t acc[RPL][D / 16][4] = {};
-            scale_phase(tile, formats);
-            k_phase(groups, formats);
-            softmax_phase((int32_t)(tile * CUDA_TILE_TOKENS), b);
-            v_phase(groups, formats, acc);
-            add_tile(b, acc);
+#pragma unroll
+        for (int i = 0; i < RPL; ++i) {
+#pragma unroll
+            for (int n = 0; n < D / 16; ++n) {
+                acc[i][n][0] = acc[i][n][1] = acc[i][n][2] = acc[i][n][3] = 0;
+            }
+        }
+    }
+
+    /* A turn asks for a part and, RING - 1 turns later, works on it. */
+    __device__ __forceinline__ void run()
+    {
+        uint32_t tile = u.first_tile, index = 0, piece = 0, slot = 0;
+        int32_t turn = 1 - (int32_t)RING;
+        while (tile < u.end_tile) {
+            if (turn >= 0) { /* the oldest part is there, and the one before it has been worked on */
+                ptx_cp_async_wait<RING - 2>();
+                __syncwarp();
+            }
+            ask_part<D, RPL>(p, m, u, lane, ask);
+            if (turn < 0) {
+                ++turn;
+                continue;
+            }
+            if ((index | piece) == 0) {
+                begin_tile_work(tile * CUDA_TILE_TOKENS);
+            }
+            const uint8_t *part = m.ring[slot];
+            const uint32_t format = format_of(formats, index);
+            const uint32_t group = index % GROUPS;
+            const bool last = piece + 1u == pieces_of<D>(format == NBL_INT8);
+            if (index < GROUPS) {
+                k_step(part, format, group, piece);
+                if (last) {
+                    end_k_group(group);
+                }
+                if (last && group + 1u == GROUPS) {
+                    softmax((int32_t)(tile * CUDA_TILE_TOKENS));
+                    clear_sums();
+                }
+            } else {
+                if (piece == 0) {
+                    begin_v_group(group);
+                }
+                v_step(part, format, group, piece);
+                if (last && group + 1u == GROUPS) {
+                    end_tile_work();
+                    ++tile;
+                }
+            }
+            slot = (slot + 1u) % RING;
+            piece = last ? 0u : piece + 1u;
+            index = (index + (last ? 1u : 0u)) % (2u * GROUPS);
         }
         ptx_cp_async_wait<0>();
         __syncwarp();
     }
 };
 
-template <int D, int RPL> PTX_FN void walk(const attend_params &p, warp_memory<D, RPL> &m, uint32_t lane)
+template <int D, int RPL>
+__global__ void __launch_bounds__(32, shape<D, RPL>::warps) decode_kernel(const __grid_constant__ attend_params p)
 {
-    const unit &u = m.u;
-    walker<D, RPL> w = {p, m, u.end_tile, u.kv_len, lane, lane / 4u, lane % 4u};
+    __shared__ warp_memory<D, RPL> m;
+    const uint32_t lane = threadIdx.x;
+    unit u;
+    ptx_grid_wait();
+    ptx_grid_release();
+    if (!load_unit(p, blockIdx.x, u)) {
+        return;
+    }
+    walker<D, RPL> w = {p, m, u, lane, lane / 4u, lane % 4u};
     load_regions<D, RPL>(p, u.kv_head, m, lane);
     load_queries<D, RPL>(p, u, m, lane);
+    w.load_constants();
     __syncwarp();
-    w.begin(u);
+    w.begin();
     w.rows = load_rows<RPL>(p, u, w.t);
 #pragma unroll
     for (int n = 0; n < D / 16; ++n) {
@@ -362,53 +413,16 @@ template <int D, int RPL> PTX_FN void walk(const attend_params &p, warp_memory<D
             w.o[n][0][i] = w.o[n][1][i] = 0.0f;
         }
     }
-    w.run(u.first_tile);
+    w.run();
     write_states<D, RPL>(p, u, w.rows, w.o, w.g, w.t);
 }
 
-template <int D, int RPL>
-__global__ void __launch_bounds__(shape<D, RPL>::warps * 32, 1) decode_kernel(const __grid_constant__ attend_params p)
-{
-    extern __shared__ __align__(128) uint8_t memory[];
-    warp_memory<D, RPL> &m = reinterpret_cast<warp_memory<D, RPL> *>(memory)[threadIdx.x / 32u];
-    const uint32_t lane = threadIdx.x % 32u;
-    const uint32_t warps = blockDim.x / 32u;
-    const uint32_t units = p.batch * p.kv_heads * p.chunks;
-    ptx_grid_wait();
-    ptx_grid_release();
-    for (uint32_t index = threadIdx.x / 32u * gridDim.x + blockIdx.x; index < units; index += warps * gridDim.x) {
-        unit found;
-        if (load_unit(p, index, found)) {
-            if (lane == 0) {
-                m.u = found;
-            }
-            __syncwarp();
-            walk<D, RPL>(p, m, lane);
-            __syncwarp();
-        }
-    }
-}
-
-/* Warps of a block: as many as shared memory and registers allow. */
-template <int D, int RPL> uint32_t warps_of(uint32_t shared_bytes)
-{
-    const uint32_t fit = shared_bytes / (uint32_t)sizeof(warp_memory<D, RPL>);
-    return fit < (uint32_t)shape<D, RPL>::warps ? fit : (uint32_t)shape<D, RPL>::warps;
-}
-
+/* A block is a warp: what steers it is then known to be the same for all its lanes, and the hardware hands a unit to
+ * whichever slot is free. */
 template <int D, int RPL> cudaError_t launch(const attend_params *p, cudaStream_t stream)
 {
-    const uint32_t warps = warps_of<D, RPL>(p->shared_bytes);
-    const uint32_t bytes = warps * (uint32_t)sizeof(warp_memory<D, RPL>);
-    const uint64_t units = (uint64_t)p->batch * p->kv_heads * p->chunks;
-    const uint64_t blocks = (units + warps - 1u) / warps;
-    cudaError_t error =
-        cudaFuncSetAttribute(decode_kernel<D, RPL>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    if (error != cudaSuccess || units == 0) {
-        return error;
-    }
-    const dim3 grid((uint32_t)(blocks < p->processors ? blocks : p->processors));
-    return launch_after(decode_kernel<D, RPL>, grid, warps * 32u, bytes, stream, p);
+    const uint32_t units = p->batch * p->kv_heads * p->chunks;
+    return units == 0 ? cudaSuccess : launch_after(decode_kernel<D, RPL>, dim3(units), 32u, 0, stream, p);
 }
 
 int format_is_taken(uint32_t format)
@@ -421,7 +435,8 @@ int format_is_taken(uint32_t format)
 int nbl_cuda_decode_supports(const attend_params *p)
 {
     const int dims = p->k_dim == p->v_dim && (p->k_dim == 64u || p->k_dim == 128u || p->k_dim == 256u);
-    if (!dims || !p->split || p->pages.page_tokens % GROUP != 0 || p->q_len_max * p->group_rows > 8u) {
+    if (!dims || !p->split || p->pages.page_tokens % GROUP != 0 || p->q_len_max * p->group_rows > 8u ||
+        (uint64_t)p->batch * p->kv_heads * p->chunks > INT32_MAX) {
         return 0;
     }
     for (uint32_t i = 0; i < p->pages.region_count; ++i) {

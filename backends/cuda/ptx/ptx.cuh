@@ -88,6 +88,13 @@ PTX_FN void ptx_ldmatrix_x4_trans(uint32_t (&d)[4], uint32_t shared_row)
                  : "memory");
 }
 
+/** x, in a form whose origin the compiler forgets: it stays in a register instead of being computed again. */
+PTX_FN uint32_t ptx_keep(uint32_t x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 /* ------------------------------------------------------------------------------------------------ exponential */
 
 /** 2^x, relative error below 2^-22; subnormal results are 0. PTX ISA, Floating Point, ex2 */

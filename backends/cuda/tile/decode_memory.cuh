@@ -38,6 +38,7 @@ struct region_view {
     uint64_t code_stride;
     uint64_t scale_stride;
     uint32_t formats[2];
+    uint32_t planes[2];
 };
 
 /** Exponent of V and its weight in l, of one token. */
@@ -57,7 +58,7 @@ template <int D, int RPL> struct warp_memory {
     alignas(16) float4 x[RPL][GROUPS][32]; /**< float(I) * 2^ek of a lane's tokens; then, in its place, packed P */
     uint2 q[D / 32][32];                   /**< [k-step][lane]: the B operand of Q */
     region_view regions[NBL_REGIONS_MAX];
-    unit u;
+    uint32_t high_nibbles; /**< 0xf0f0f0f0 */
 };
 
 PTX_FN uint32_t groups_in(uint32_t kv_len, uint32_t tile)

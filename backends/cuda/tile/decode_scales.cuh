@@ -137,16 +137,15 @@ PTX_FN void store_v_scales(warp_memory<D, RPL> &m, uint32_t lane, uint32_t forma
     }
 }
 
-/** Works out the scales of a tile that has landed; `formats` are those of the lane's four tokens, of which `tokens` are
- *  there. */
+/** Works out the scales of a tile that has landed, of which `tokens` of the lane's four tokens are there. */
 template <int D, int RPL>
-PTX_FN void prepare_scales(warp_memory<D, RPL> &m, uint32_t formats, int32_t tokens, uint32_t lane)
+PTX_FN void prepare_scales(warp_memory<D, RPL> &m, uint32_t k_format, uint32_t v_format, int32_t tokens, uint32_t lane)
 {
     token_scales<D> s = {};
-    read_scales<D>(m.raw[0], formats & 0xffu, tokens, lane, s);
-    store_k_scales<D, RPL>(m, lane, formats & 0xffu, s);
-    read_scales<D>(m.raw[1], formats >> 8, tokens, lane, s);
-    store_v_scales<D, RPL>(m, lane, formats >> 8, s);
+    read_scales<D>(m.raw[0], k_format, tokens, lane, s);
+    store_k_scales<D, RPL>(m, lane, k_format, s);
+    read_scales<D>(m.raw[1], v_format, tokens, lane, s);
+    store_v_scales<D, RPL>(m, lane, v_format, s);
     __syncwarp();
 }
 

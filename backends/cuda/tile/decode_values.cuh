@@ -45,20 +45,22 @@ template <int RPL> PTX_FN void digits_of(const uint32_t (&p)[2], uint32_t g, uin
     }
 }
 
-/** 16 * (code - 8) of the low or the high codes as signed bytes. */
-PTX_FN uint32_t int4p_low(uint32_t w)
+/** 16 * (code - 8) of the low codes as signed bytes. */
+PTX_FN uint32_t int4p_low(uint32_t w, uint32_t high_nibbles)
 {
-    return (w << 4 & 0xf0f0f0f0u) ^ 0x80808080u;
+    return (w << 4 & high_nibbles) ^ 0x80808080u;
 }
-PTX_FN uint32_t int4p_high(uint32_t w)
+
+/** The same of the high codes. */
+PTX_FN uint32_t int4p_high(uint32_t w, uint32_t high_nibbles)
 {
-    return (w & 0xf0f0f0f0u) ^ 0x80808080u;
+    return (w & high_nibbles) ^ 0x80808080u;
 }
 
 /** A part of int4p: BLOCKS pairs of 16 elements. */
 template <int BLOCKS, int RPL, int N>
 PTX_FN void v_part_int4p(const uint8_t *part, const uint32_t *factors, const uint32_t (&p)[2], uint32_t g, uint32_t t,
-                         int32_t (&acc)[RPL][N][4], int first)
+                         uint32_t high_nibbles, int32_t (&acc)[RPL][N][4], int first)
 {
     uint32_t digits[RPL][2], even[RPL][2][4], odd[RPL][2][4];
     digits_of<RPL>(p, g, digits);
@@ -74,8 +76,10 @@ PTX_FN void v_part_int4p(const uint8_t *part, const uint32_t *factors, const uin
     for (int i = 0; i < BLOCKS; ++i) {
         const uint2 w0 = v_words(part, BLOCKS * 64u, t, i, g);
         const uint2 w1 = v_words(part, BLOCKS * 64u, 4u + t, i, g);
-        const uint32_t low[4] = {int4p_low(w0.x), int4p_low(w0.y), int4p_low(w1.x), int4p_low(w1.y)};
-        const uint32_t high[4] = {int4p_high(w0.x), int4p_high(w0.y), int4p_high(w1.x), int4p_high(w1.y)};
+        const uint32_t low[4] = {int4p_low(w0.x, high_nibbles), int4p_low(w0.y, high_nibbles),
+                                 int4p_low(w1.x, high_nibbles), int4p_low(w1.y, high_nibbles)};
+        const uint32_t high[4] = {int4p_high(w0.x, high_nibbles), int4p_high(w0.y, high_nibbles),
+                                 int4p_high(w1.x, high_nibbles), int4p_high(w1.y, high_nibbles)};
 #pragma unroll
         for (int digit = 0; digit < RPL; ++digit) {
             const uint32_t b_even[2] = {even[digit][0][i], even[digit][1][i]};
@@ -150,7 +154,7 @@ PTX_FN void v_part_int8(const uint8_t *part, const uint32_t (&p)[2], uint32_t g,
 /** Adds piece PIECE of a group; the pieces of a format are its elements in order. */
 template <int D, int RPL, int PIECE>
 PTX_FN void v_piece(const warp_memory<D, RPL> &m, const uint8_t *part, uint32_t format, uint32_t group, uint32_t lane,
-                    const uint32_t (&p)[2], int32_t (&acc)[RPL][D / 16][4])
+                    const uint32_t (&p)[2], uint32_t high_nibbles, int32_t (&acc)[RPL][D / 16][4])
 {
     constexpr int blocks = D / 32 < 4 ? D / 32 : 4; /* of a 4-bit part */
     const uint32_t g = lane / 4u, t = lane % 4u;
@@ -160,7 +164,7 @@ PTX_FN void v_piece(const warp_memory<D, RPL> &m, const uint8_t *part, uint32_t 
     } else if (PIECE < FACTOR_WORDS(D)) {
         constexpr int first = 8 * (PIECE % FACTOR_WORDS(D));
         if (format == NBL_INT4P) {
-            v_part_int4p<blocks, RPL>(part, factors, p, g, t, acc, first);
+            v_part_int4p<blocks, RPL>(part, factors, p, g, t, high_nibbles, acc, first);
         } else {
             v_part_mxfp4<blocks, RPL>(part, factors, p, g, t, acc, first);
         }
