@@ -31,7 +31,7 @@ namespace
 {
 
 template <int D, int RPL> struct shape {
-    static constexpr int warps = RPL == 1 && D <= 128 ? 12 : 8; /* of a multiprocessor; more would leave too few registers */
+    static constexpr int warps = RPL == 1 && D <= 128 ? 9 : 8; /* of a multiprocessor; more would leave too few registers */
 };
 
 /* ---------------------------------------------------------------------------------------------- rows and states */
@@ -195,8 +195,6 @@ template <int D, int RPL> struct walker {
     /* of the tile and group in work */
     uint32_t formats;
     float b[RPL];
-    int32_t s[2][4];
-    uint32_t weights[2];
     int32_t acc[RPL][D / 16][4];
 
     /* Masks that the compiler must keep in registers: an instruction has room for one constant only. */
@@ -211,8 +209,8 @@ template <int D, int RPL> struct walker {
     {
         const uint32_t first = u.first_tile * CUDA_TILE_TOKENS + lane % GROUPS * GROUP;
         ask = {};
-        ask.k_to = ptx_keep(k_to_of(lane));
-        ask.v_to = ptx_keep(v_to_of(lane));
+        ask.to[0] = ptx_keep(place_of(lane, 8));
+        ask.to[1] = ptx_keep(place_of(lane, D > 64 ? 16 : 32));
         ask.tile = u.first_tile;
         ask.entry = first / p.pages.page_tokens;
         ask.offset = first % p.pages.page_tokens;
@@ -231,21 +229,16 @@ template <int D, int RPL> struct walker {
                                (int32_t)(u.kv_len - start - 4u * lane), lane);
     }
 
-    /* One part of K. */
-    __device__ __forceinline__ void k_step(const uint8_t *part, uint32_t format, uint32_t group, uint32_t piece)
+    /* One group of K: logits but for the row's scale. */
+    __device__ __forceinline__ void k_work(const uint8_t *codes, uint32_t group)
     {
-        if (piece == 0) {
+        const uint32_t format = format_of(formats, group);
+        int32_t s[2][4];
 #pragma unroll
-            for (int n = 0; n < 4; ++n) {
-                s[0][n] = s[1][n] = format == NBL_INT4P ? rows.bias[RPL == 1 ? 0 : n % 2] : 0;
-            }
+        for (int n = 0; n < 4; ++n) {
+            s[0][n] = s[1][n] = format == NBL_INT4P ? rows.bias[RPL == 1 ? 0 : n % 2] : 0;
         }
-        k_part<D, RPL>(m, part, format, group, piece, lane, s);
-    }
-
-    /* After the last part of a group of K: logits but for the row's scale. */
-    __device__ __forceinline__ void end_k_group(uint32_t group)
-    {
+        k_group<D, RPL>(m, codes, format, group, lane, s);
         const float2 low = *reinterpret_cast<const float2 *>(&m.k_scale[group * GROUP + 2u * g]);
         const float2 high = *reinterpret_cast<const float2 *>(&m.k_scale[group * GROUP + 16u + 2u * g]);
 #pragma unroll
@@ -255,10 +248,11 @@ template <int D, int RPL> struct walker {
         }
     }
 
-    /* After the last part of K. */
+    /* After the last group of K. */
     __device__ __forceinline__ void softmax(int32_t start)
     {
         uint32_t packed[LANE_TOKENS / 2];
+        __syncwarp(); /* the factors of K make room for P */
 #pragma unroll
         for (int i = 0; i < RPL; ++i) {
             float x[LANE_TOKENS], rescale;
@@ -287,29 +281,19 @@ template <int D, int RPL> struct walker {
         }
 #pragma unroll
         for (uint32_t group = 0; group < GROUPS; ++group) {
-            *reinterpret_cast<uint2 *>(&m.x[0][group][lane]) = make_uint2(packed[2 * group], packed[2 * group + 1]);
+            m.packed[group][lane] = make_uint2(packed[2 * group], packed[2 * group + 1]);
         }
     }
 
-    /* One part of V. */
-    template <int PIECE = 0>
-    __device__ __forceinline__ void v_step(const uint8_t *part, uint32_t format, uint32_t group, uint32_t piece)
+    /* One group of V. */
+    __device__ __forceinline__ void v_work(const uint8_t *codes, uint32_t group)
     {
-        if (piece == PIECE) {
-            v_piece<D, RPL, PIECE>(m, part, format, group, lane, weights, high_nibbles, acc);
-        } else if constexpr (PIECE + 1 < D / 64) {
-            v_step<PIECE + 1>(part, format, group, piece);
-        }
+        const uint2 packed = m.packed[group][lane];
+        const uint32_t weights[2] = {ptx_movmatrix_trans(packed.x), ptx_movmatrix_trans(packed.y)};
+        v_group<D, RPL>(m, codes, format_of(formats, GROUPS + group), group, lane, weights, high_nibbles, acc);
     }
 
-    __device__ __forceinline__ void begin_v_group(uint32_t group)
-    {
-        const uint2 packed = *reinterpret_cast<const uint2 *>(&m.x[0][group][lane]);
-        weights[0] = ptx_movmatrix_trans(packed.x);
-        weights[1] = ptx_movmatrix_trans(packed.y);
-    }
-
-    /* After the last part of V: O takes the tile in. */
+    /* After the last group of V: O takes the tile in. */
     __device__ __forceinline__ void end_tile_work()
     {
 #pragma unroll
@@ -338,53 +322,55 @@ template <int D, int RPL> struct walker {
         }
     }
 
-    /* A turn asks for a part and, RING - 1 turns later, works on it. */
+    /* Groups of one kind, as many as a turn has. */
+    __device__ __forceinline__ void work(const uint8_t *codes, uint32_t kind, uint32_t first, uint32_t groups)
+    {
+        const uint32_t stride = group_stride<D>(is_wide(formats, kind));
+        if (kind == 0) {
+#pragma unroll 1
+            for (uint32_t i = 0; i < groups; ++i) {
+                k_work(codes + i * stride, first + i);
+            }
+        } else {
+#pragma unroll 1
+            for (uint32_t i = 0; i < groups; ++i) {
+                v_work(codes + i * stride, first + i);
+            }
+        }
+    }
+
     __device__ __forceinline__ void run()
     {
-        uint32_t tile = u.first_tile, index = 0, piece = 0, slot = 0;
-        int32_t turn = 1 - (int32_t)RING;
+        uint32_t tile = u.first_tile, index = 0, slot = 0;
+#pragma unroll 1
+        for (uint32_t i = 0; i < RING; ++i) {
+            ask_turn<D, RPL>(p, m, u, lane, ask);
+        }
+#pragma unroll 1
         while (tile < u.end_tile) {
-            if (turn >= 0) { /* the oldest part is there, and the one before it has been worked on */
-                ptx_cp_async_wait<RING - 2>();
-                __syncwarp();
-            }
-            ask_part<D, RPL>(p, m, u, lane, ask);
-            if (turn < 0) {
-                ++turn;
-                continue;
-            }
-            if ((index | piece) == 0) {
+            ptx_cp_async_wait<RING - 1>();
+            __syncwarp();
+            if (index == 0) {
                 begin_tile_work(tile * CUDA_TILE_TOKENS);
             }
-            const uint8_t *part = m.ring[slot];
-            const uint32_t format = format_of(formats, index);
-            const uint32_t group = index % GROUPS;
-            const bool last = piece + 1u == pieces_of<D>(format == NBL_INT8);
-            if (index < GROUPS) {
-                k_step(part, format, group, piece);
-                if (last) {
-                    end_k_group(group);
-                }
-                if (last && group + 1u == GROUPS) {
-                    softmax((int32_t)(tile * CUDA_TILE_TOKENS));
-                    clear_sums();
-                }
-            } else {
-                if (piece == 0) {
-                    begin_v_group(group);
-                }
-                v_step(part, format, group, piece);
-                if (last && group + 1u == GROUPS) {
-                    end_tile_work();
-                    ++tile;
-                }
+            const uint32_t kind = index / GROUPS;
+            const uint32_t groups = groups_per_turn<D>(is_wide(formats, kind));
+            work(m.ring[slot], kind, index % GROUPS, groups);
+            index += groups;
+            if (index == GROUPS) {
+                softmax((int32_t)(tile * CUDA_TILE_TOKENS));
+                clear_sums();
             }
+            if (index == 2u * GROUPS) {
+                end_tile_work();
+                index = 0;
+                ++tile;
+            }
+            __syncwarp();
+            ask_turn<D, RPL>(p, m, u, lane, ask);
             slot = (slot + 1u) % RING;
-            piece = last ? 0u : piece + 1u;
-            index = (index + (last ? 1u : 0u)) % (2u * GROUPS);
         }
         ptx_cp_async_wait<0>();
-        __syncwarp();
     }
 };
 

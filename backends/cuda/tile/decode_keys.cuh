@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file decode_keys.cuh
- * @brief Q K of the decode kernel: one part of K against all query rows (NUM 5.1).
+ * @brief Q K of the decode kernel: one group of K against all query rows (NUM 5.1).
  *
  * S^T = K Q^T by mma.m16n8k32 (g = lane / 4, t = lane % 4): row g of a 16-token tile is token 2g, row g + 8 token 2g + 1,
  * so that a lane's two partial sums are those of tokens 2g and 2g + 1 mod 16 (NUM 5.4). K-step s takes elements
@@ -33,55 +33,60 @@ PTX_FN void multiply_int4p(uint32_t w, uint32_t factors, uint32_t step, uint32_t
     high = (w >> 4 & 0x0f0f0f0fu) * m + c;
 }
 
-/** A part of int4p; s starts at -128 times the sum of Q's codes. */
+/** Factor words of the lane's tokens: tokens 2g and 2g + 1 of both 16-token tiles. */
+PTX_FN void read_factors(const uint32_t *factors, uint32_t g, uint2 (&f)[2])
+{
+    f[0] = *reinterpret_cast<const uint2 *>(factors + 2u * g);
+    f[1] = *reinterpret_cast<const uint2 *>(factors + 16u + 2u * g);
+}
+
+/** int4p; s starts at -128 times the sum of Q's codes. */
 template <int STEPS>
-PTX_FN void k_part_int4p(const uint8_t *part, const uint32_t *factors, const uint2 *queries, uint32_t g, uint32_t t,
-                         int32_t (&s)[2][4])
+PTX_FN void k_group_int4p(const uint8_t *codes, const uint32_t *factors, const uint2 *queries, uint32_t g, uint32_t t,
+                          int32_t (&s)[2][4])
 {
     uint2 f[2];
 #pragma unroll
-    for (uint32_t half = 0; half < 2u; ++half) {
-        f[half] = *reinterpret_cast<const uint2 *>(factors + (t / 2u) * K_FACTOR_STRIDE + 16u * half + 2u * g);
-    }
-#pragma unroll
     for (int step = 0; step < STEPS; ++step) {
+        if (step % 4 == 0) {
+            read_factors(factors + (2u * (step / 4u) + t / 2u) * K_FACTOR_STRIDE, g, f);
+        }
         const uint32_t q[2] = {queries[32 * step].x, queries[32 * step].y};
 #pragma unroll
         for (uint32_t half = 0; half < 2u; ++half) {
-            const uint2 w = read_words(part + (4 * step + t) * 128u + k_place(half, g, t));
+            const uint2 w = read_words(codes + (4 * step + t) * 128u + k_place(half, g, t));
             uint32_t a[4];
-            multiply_int4p(w.x, f[half].x, step, a[0], a[2]);
-            multiply_int4p(w.y, f[half].y, step, a[1], a[3]);
+            multiply_int4p(w.x, f[half].x, step % 4u, a[0], a[2]);
+            multiply_int4p(w.y, f[half].y, step % 4u, a[1], a[3]);
             ptx_mma_m16n8k32_us(s[half], a, q);
         }
     }
 }
 
-/** A part of mxfp4, a block a step; the block's factor is applied to the sums. */
+/** mxfp4, a block a step; the block's factor is applied to the sums. */
 template <int STEPS>
-PTX_FN void k_part_mxfp4(const uint8_t *part, const uint32_t *factors, const uint2 *queries, uint32_t g, uint32_t t,
-                         int32_t (&s)[2][4])
+PTX_FN void k_group_mxfp4(const uint8_t *codes, const uint32_t *factors, const uint2 *queries, uint32_t g, uint32_t t,
+                          int32_t (&s)[2][4])
 {
     uint2 f[2];
 #pragma unroll
-    for (uint32_t half = 0; half < 2u; ++half) {
-        f[half] = *reinterpret_cast<const uint2 *>(factors + 16u * half + 2u * g);
-    }
-#pragma unroll
     for (int step = 0; step < STEPS; ++step) {
+        if (step % 4 == 0) {
+            read_factors(factors + 2u * (step / 4u) * K_FACTOR_STRIDE, g, f);
+        }
         const uint2 q = queries[32 * step];
         const uint32_t turned[2] = {ptx_prmt(q.x, q.y, 0x5140u), ptx_prmt(q.x, q.y, 0x7362u)};
 #pragma unroll
         for (uint32_t half = 0; half < 2u; ++half) {
-            const uint2 w = read_words(part + (4 * step + t) * 128u + k_place(half, g, t));
+            const uint2 w = read_words(codes + (4 * step + t) * 128u + k_place(half, g, t));
             const uint32_t up[4] = {e2m1_up<1>(w.x), e2m1_up<1>(w.y), e2m1_up<1>(w.x >> 16), e2m1_up<1>(w.y >> 16)};
             const uint32_t x = w.x ^ 0x88888888u, y = w.y ^ 0x88888888u;
             const uint32_t down[4] = {e2m1_down<1>(x), e2m1_down<1>(y), e2m1_down<1>(x >> 16), e2m1_down<1>(y >> 16)};
             int32_t sums[4] = {0, 0, 0, 0};
             ptx_mma_m16n8k32_ss(sums, up, turned);
             ptx_mma_m16n8k32_ss(sums, down, turned);
-            const int32_t m0 = (int32_t)ptx_prmt(f[half].x, 0, 0x4440u + step);
-            const int32_t m1 = (int32_t)ptx_prmt(f[half].y, 0, 0x4440u + step);
+            const int32_t m0 = (int32_t)ptx_prmt(f[half].x, 0, 0x4440u + step % 4u);
+            const int32_t m1 = (int32_t)ptx_prmt(f[half].y, 0, 0x4440u + step % 4u);
             s[half][0] += sums[0] * m0;
             s[half][1] += sums[1] * m0;
             s[half][2] += sums[2] * m1;
@@ -90,9 +95,9 @@ PTX_FN void k_part_mxfp4(const uint8_t *part, const uint32_t *factors, const uin
     }
 }
 
-/** A part of int8: lines of four elements, half as many steps. */
+/** int8: lines of four elements. */
 template <int STEPS>
-PTX_FN void k_part_int8(const uint8_t *part, const uint2 *queries, uint32_t g, uint32_t t, int32_t (&s)[2][4])
+PTX_FN void k_group_int8(const uint8_t *codes, const uint2 *queries, uint32_t g, uint32_t t, int32_t (&s)[2][4])
 {
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
@@ -100,28 +105,27 @@ PTX_FN void k_part_int8(const uint8_t *part, const uint2 *queries, uint32_t g, u
         const uint32_t line = 8u * step + 2u * t;
 #pragma unroll
         for (uint32_t half = 0; half < 2u; ++half) {
-            const uint2 low = read_words(part + line * 128u + k_place(half, g, line % 4u));
-            const uint2 high = read_words(part + (line + 1u) * 128u + k_place(half, g, (line + 1u) % 4u));
+            const uint2 low = read_words(codes + line * 128u + k_place(half, g, line % 4u));
+            const uint2 high = read_words(codes + (line + 1u) * 128u + k_place(half, g, (line + 1u) % 4u));
             const uint32_t a[4] = {low.x, low.y, high.x, high.y};
             ptx_mma_m16n8k32_ss(s[half], a, q);
         }
     }
 }
 
-/** Adds one part to s, the sums of the group's two 16-token tiles. */
+/** Adds a group to s, the sums of its two 16-token tiles. */
 template <int D, int RPL>
-PTX_FN void k_part(const warp_memory<D, RPL> &m, const uint8_t *part, uint32_t format, uint32_t group, uint32_t piece,
-                   uint32_t lane, int32_t (&s)[2][4])
+PTX_FN void k_group(const warp_memory<D, RPL> &m, const uint8_t *codes, uint32_t format, uint32_t group, uint32_t lane,
+                    int32_t (&s)[2][4])
 {
-    constexpr int steps = D / 32 < 4 ? D / 32 : 4; /* of a 4-bit part */
     const uint32_t g = lane / 4u, t = lane % 4u;
-    const uint32_t *factors = &m.k_factor[piece % FACTOR_WORDS(D)][0][group * GROUP];
+    const uint32_t *factors = &m.k_factor[0][0][group * GROUP];
     if (format == NBL_INT4P) {
-        k_part_int4p<steps>(part, factors, &m.q[piece * steps][lane], g, t, s);
+        k_group_int4p<D / 32>(codes, factors, &m.q[0][lane], g, t, s);
     } else if (format == NBL_MXFP4) {
-        k_part_mxfp4<steps>(part, factors, &m.q[piece * steps][lane], g, t, s);
+        k_group_mxfp4<D / 32>(codes, factors, &m.q[0][lane], g, t, s);
     } else {
-        k_part_int8<2>(part, &m.q[piece * 2u][lane], g, t, s);
+        k_group_int8<D / 32>(codes, &m.q[0][lane], g, t, s);
     }
 }
 

@@ -3,8 +3,8 @@
  * @file decode_load.cuh
  * @brief Loading for the decode kernel: the walk over pages, and codes and scales on their way to shared memory.
  *
- * A tile is 4 groups of K, then 4 groups of V, each of one or more parts. Lanes i with i % 4 = n keep the page of group
- * n of the tile being asked for: those with i / 4 even its K, the others its V.
+ * A tile is 4 groups of K, then 4 groups of V; a turn takes as many groups of one kind as fit. Lanes i with i % 4 = n
+ * keep the page of group n of the tile being asked for: those with i / 4 even its K, the others its V.
  */
 #ifndef CUDA_DECODE_LOAD_H
 #define CUDA_DECODE_LOAD_H
@@ -14,21 +14,26 @@
 /** What is asked for next. */
 struct asker {
     uint32_t tile;
-    uint32_t index; /**< of the group: K 0..3, V 4..7 */
-    uint32_t piece;
+    uint32_t index; /**< of the first group: K 0..3, V 4..7 */
     uint32_t slot;
     uint32_t entry;   /**< of the page table, where the lane's group of the next tile begins */
     uint32_t offset;  /**< in that page, in tokens */
     int32_t page;     /**< that page */
     uint64_t codes;   /**< of the lane's group and kind */
     uint32_t formats; /**< nibble i: enum nbl_format of group `index` i */
-    uint32_t k_to;    /**< of the lane in a part: see ask_k */
-    uint32_t v_to;    /**< see ask_v */
+    uint32_t to[2];   /**< the lane's place in 512 bytes, see ask_codes */
 };
 
 PTX_FN uint32_t format_of(uint32_t formats, uint32_t index)
 {
     return formats >> (4u * index) & 15u;
+}
+
+/** Whether a group of the kind (of K 0, of V 1) is int8. */
+PTX_FN bool is_wide(uint32_t formats, uint32_t kind)
+{
+    static_assert(NBL_INT8 == 1 && NBL_MXFP4 % 2 == 0 && NBL_INT4P % 2 == 0, "bit 0 tells");
+    return (formats >> (16u * kind) & 0x1111u) != 0;
 }
 
 /** Reads the page id of the lane's group of tile `tile`, ahead of its use. */
@@ -105,70 +110,63 @@ PTX_FN void begin_tile(const attend_params &p, warp_memory<D, RPL> &m, const uni
     fetch_page(u, a.tile + 1u, lane, a);
 }
 
-/** Lane's place in the first 512 bytes of a K part: lines of 128 bytes, the words of 32 tokens. Chunks of 16 bytes are
- *  swizzled so that the four lanes that read four lines at one token meet different banks. */
-PTX_FN uint32_t k_to_of(uint32_t lane)
+/** Lane's place in 512 bytes of rows of 16-byte chunks, `row_chunks` of them: chunks are swizzled so that the four lanes
+ *  that read four rows at one place meet different banks. */
+PTX_FN uint32_t place_of(uint32_t lane, uint32_t row_chunks)
 {
-    return lane / 8u * 128u + ((lane % 8u) ^ (2u * (lane / 8u))) * 16u;
+    return (lane ^ (lane / row_chunks % 4u * 2u)) * 16u;
 }
 
-/** A K part, contiguous in memory. */
-template <uint32_t BYTES> PTX_FN void ask_k(uint32_t to, uint64_t from)
+/** Codes of a group, contiguous in memory: BYTES in rows of ROW. Row n is turned by n % 4, in part by the lane's place. */
+template <uint32_t BYTES, uint32_t ROW> PTX_FN void ask_codes(const asker &a, uint32_t to, uint64_t from)
 {
+    const uint32_t at = to + a.to[ROW == 128u ? 0 : 1];
 #pragma unroll
     for (uint32_t k = 0; k < BYTES / 512u; ++k) {
-        ptx_cp_async_16(to + k * 512u, (const void *)(from + k * 512u));
+        constexpr uint32_t rows = 512u / ROW; /* in 512 bytes */
+        const uint32_t turn = ROW == 128u ? 0u : ROW == 256u ? 2u * (k % 2u) : k / (ROW / 512u) % 4u;
+        (void)rows;
+        ptx_cp_async_16((at ^ turn * 32u) + k * 512u, (const void *)(from + k * 512u));
     }
 }
 
-/** Lane's place in the first 512 bytes of a V part, with rows of 256 bytes. Swizzled like K by the row, mod 4; the next
- *  512 bytes are turned by 64, the next again not. */
-PTX_FN uint32_t v_to_of(uint32_t lane)
+/** Codes of the group `index`. */
+template <int D> PTX_FN void ask_group(const asker &a, uint32_t index, uint32_t to, uint32_t lane)
 {
-    return lane / 16u * 256u + ((lane % 16u) ^ (lane / 16u * 2u)) * 16u;
-}
-
-/** A V part with rows of 256 bytes, `STRIDE` apart in memory. */
-template <uint32_t STRIDE> PTX_FN void ask_v(uint32_t to, uint64_t from, uint32_t lane)
-{
-    from += lane / 16u * STRIDE + lane % 16u * 16u;
-#pragma unroll
-    for (uint32_t k = 0; k < 4u; ++k) {
-        ptx_cp_async_16((k % 2u == 0 ? to : to ^ 64u) + k * 512u, (const void *)(from + k * 2u * STRIDE));
+    const uint64_t from = __shfl_sync(0xffffffffu, a.codes, index) + lane * 16u;
+    const bool int8 = format_of(a.formats, index) == NBL_INT8;
+    if (index < GROUPS) {
+        if (int8) {
+            ask_codes<GROUP * D, 128u>(a, to, from);
+        } else {
+            ask_codes<GROUP * D / 2u, 128u>(a, to, from);
+        }
+    } else if (int8) {
+        ask_codes<GROUP * D, 4u * D>(a, to, from);
+    } else {
+        ask_codes<GROUP * D / 2u, 2u * D>(a, to, from);
     }
 }
 
-/** Asks for the next part, if there is one, and closes the group of copies. */
+/** Asks for the next turn, if there is one, and closes the group of copies. */
 template <int D, int RPL>
-PTX_FN void ask_part(const attend_params &p, warp_memory<D, RPL> &m, const unit &u, uint32_t lane, asker &a)
+PTX_FN void ask_turn(const attend_params &p, warp_memory<D, RPL> &m, const unit &u, uint32_t lane, asker &a)
 {
     if (a.tile < u.end_tile) {
-        if ((a.index | a.piece) == 0) {
+        if (a.index == 0) {
             begin_tile<D, RPL>(p, m, u, lane, a);
         }
-        const bool int8 = format_of(a.formats, a.index) == NBL_INT8;
-        const uint64_t from = __shfl_sync(0xffffffffu, a.codes, a.index);
-        const uint32_t to = ptx_shared_address(m.ring[a.slot]);
-        if (a.index < GROUPS) {
-            constexpr uint32_t of_4bit = D * 16u < PART_BYTES ? D * 16u : PART_BYTES;
-            const uint64_t at = from + a.piece * PART_BYTES + lane * 16u;
-            if (of_4bit == PART_BYTES || int8) {
-                ask_k<PART_BYTES>(to + a.k_to, at);
-            } else {
-                ask_k<of_4bit>(to + a.k_to, at);
-            }
-        } else if (int8) {
-            ask_v<D * 4u>(to + a.v_to, from + a.piece * 256u, lane);
-        } else if (D * 2u >= 256u) {
-            ask_v<D * 2u>(to + a.v_to, from + a.piece * 256u, lane);
-        } else { /* rows of 128 bytes lie like lines of K */
-            ask_k<D * 16u>(to + a.k_to, from + lane * 16u);
+        const bool wide = is_wide(a.formats, a.index / GROUPS);
+        const uint32_t stride = group_stride<D>(wide);
+        const uint32_t end = a.index + groups_per_turn<D>(wide);
+        uint32_t to = ptx_shared_address(m.ring[a.slot]);
+#pragma unroll 1
+        for (uint32_t index = a.index; index < end; ++index) {
+            ask_group<D>(a, index, to, lane);
+            to += stride;
         }
-        if (++a.piece == pieces_of<D>(int8)) {
-            a.piece = 0;
-            a.index = (a.index + 1u) % (2u * GROUPS);
-            a.tile += a.index == 0;
-        }
+        a.index = end % (2u * GROUPS);
+        a.tile += a.index == 0;
     }
     a.slot = (a.slot + 1u) % RING;
     ptx_cp_async_commit();

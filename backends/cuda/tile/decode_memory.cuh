@@ -10,8 +10,8 @@
 #include "../ptx/ptx.cuh"
 #include "exp2grid.h"
 
-#define PART_BYTES 2048u /**< what is asked for at once */
-#define RING 4u          /**< parts: one in use, the others on their way */
+#define TURN_BYTES 8192u /**< codes that are asked for and worked on at once, at most */
+#define RING 2u          /**< turns: one in work, the others on their way */
 #define GROUP 32u        /**< tokens that lie together (F3) */
 #define GROUPS (CUDA_TILE_TOKENS / GROUP)
 #define SCALE_PLANES(dim) ((dim) / 32u + 1u) /**< at most, of the formats taken (F5) */
@@ -49,14 +49,19 @@ struct v_exponent {
 
 /** Of one warp. What a tile needs of its scales is worked out once, a lane for four tokens: see decode_scales.cuh. */
 template <int D, int RPL> struct warp_memory {
-    alignas(128) uint8_t ring[RING][PART_BYTES];
-    alignas(16) uint8_t raw[2][SCALE_PLANES(D)][CUDA_TILE_TOKENS];      /**< scale planes of K and V as stored */
-    alignas(16) uint32_t k_factor[FACTOR_WORDS(D)][2][K_FACTOR_STRIDE]; /**< [][odd block][token] */
+    alignas(512) uint8_t ring[RING][TURN_BYTES];
+    union {
+        uint8_t raw[2][SCALE_PLANES(D)][CUDA_TILE_TOKENS]; /**< scale planes of K and V as stored; then */
+        float4 x[RPL][GROUPS][32];                         /**< float(I) * 2^ek of a lane's tokens */
+    };
+    union {
+        uint32_t k_factor[FACTOR_WORDS(D)][2][K_FACTOR_STRIDE]; /**< [][odd block][token]; then */
+        uint2 packed[GROUPS][32];                               /**< P of a lane's tokens */
+    };
     alignas(16) uint32_t v_factor[FACTOR_WORDS(D)][2][CUDA_TILE_TOKENS];
     alignas(16) float k_scale[CUDA_TILE_TOKENS]; /**< 2^ek */
     alignas(16) v_exponent v_exp[CUDA_TILE_TOKENS];
-    alignas(16) float4 x[RPL][GROUPS][32]; /**< float(I) * 2^ek of a lane's tokens; then, in its place, packed P */
-    uint2 q[D / 32][32];                   /**< [k-step][lane]: the B operand of Q */
+    uint2 q[D / 32][32]; /**< [k-step][lane]: the B operand of Q */
     region_view regions[NBL_REGIONS_MAX];
     uint32_t high_nibbles; /**< 0xf0f0f0f0 */
 };
@@ -67,12 +72,17 @@ PTX_FN uint32_t groups_in(uint32_t kv_len, uint32_t tile)
     return left >= CUDA_TILE_TOKENS ? GROUPS : (left + GROUP - 1u) / GROUP;
 }
 
-/** Parts of a group's codes of one kind. */
-template <int D> PTX_FN uint32_t pieces_of(bool int8)
+/** Bytes between two groups of a turn; `wide` if a group of that kind in the tile is int8. */
+template <int D> PTX_FN uint32_t group_stride(bool wide)
 {
-    constexpr uint32_t of_int8 = D * GROUP / PART_BYTES;
-    constexpr uint32_t of_4bit = of_int8 > 1u ? of_int8 / 2u : 1u;
-    return int8 ? of_int8 : of_4bit;
+    return wide ? GROUP * D : GROUP * D / 2u;
+}
+
+template <int D> PTX_FN uint32_t groups_per_turn(bool wide)
+{
+    constexpr uint32_t few = TURN_BYTES / (GROUP * D), many = 2u * few;
+    static_assert(few > 0, "a turn holds a group");
+    return wide ? (few < GROUPS ? few : GROUPS) : (many < GROUPS ? many : GROUPS);
 }
 
 /** 4x4 transposition of bytes: byte i of out[j] is byte j of in[i]. */
