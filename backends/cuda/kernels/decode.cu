@@ -31,7 +31,7 @@ namespace
 {
 
 template <int D, int RPL> struct shape {
-    static constexpr int warps = RPL == 1 && D <= 128 ? 9 : 8; /* of a multiprocessor; more would leave too few registers */
+    static constexpr int warps = RPL == 1 && D <= 128 ? 12 : 8; /* of a multiprocessor; more would leave too few registers */
 };
 
 /* ---------------------------------------------------------------------------------------------- rows and states */
@@ -209,8 +209,8 @@ template <int D, int RPL> struct walker {
     {
         const uint32_t first = u.first_tile * CUDA_TILE_TOKENS + lane % GROUPS * GROUP;
         ask = {};
-        ask.to[0] = ptx_keep(place_of(lane, 8));
-        ask.to[1] = ptx_keep(place_of(lane, D > 64 ? 16 : 32));
+        ask.to[0] = ptx_keep(place_of<128u>(lane));
+        ask.to[1] = ptx_keep(place_of<2u * D>(lane));
         ask.tile = u.first_tile;
         ask.entry = first / p.pages.page_tokens;
         ask.offset = first % p.pages.page_tokens;

@@ -21,7 +21,7 @@ struct asker {
     int32_t page;     /**< that page */
     uint64_t codes;   /**< of the lane's group and kind */
     uint32_t formats; /**< nibble i: enum nbl_format of group `index` i */
-    uint32_t to[2];   /**< the lane's place in 512 bytes, see ask_codes */
+    uint32_t to[2];   /**< the lane's place in a group of 4-bit K, of V */
 };
 
 PTX_FN uint32_t format_of(uint32_t formats, uint32_t index)
@@ -110,23 +110,37 @@ PTX_FN void begin_tile(const attend_params &p, warp_memory<D, RPL> &m, const uni
     fetch_page(u, a.tile + 1u, lane, a);
 }
 
-/** Lane's place in 512 bytes of rows of 16-byte chunks, `row_chunks` of them: chunks are swizzled so that the four lanes
- *  that read four rows at one place meet different banks. */
-PTX_FN uint32_t place_of(uint32_t lane, uint32_t row_chunks)
+/* Codes of a group are contiguous in memory and lie in shared memory as rows: lines of K (128 bytes), token quads of V.
+ * The 16-byte chunks of row n are turned by 2 * (n % 4), so that the four lanes that read four rows at one place meet
+ * different banks. A lane copies chunk 32k + lane; the turn of its row is that of the lane's place in 512 bytes,
+ * place_of, and that of k, turn_of. */
+template <uint32_t ROW> PTX_FN uint32_t place_of(uint32_t lane)
 {
-    return (lane ^ (lane / row_chunks % 4u * 2u)) * 16u;
+    return (ROW < 512u ? lane ^ (lane / (ROW / 16u) * 2u) : lane) * 16u;
+}
+template <uint32_t ROW> PTX_FN uint32_t turn_of(uint32_t k)
+{
+    return ROW == 128u ? 0u : ROW == 256u ? 64u * (k % 2u) : 32u * (k / (ROW / 512u) % 4u);
 }
 
-/** Codes of a group, contiguous in memory: BYTES in rows of ROW. Row n is turned by n % 4, in part by the lane's place. */
-template <uint32_t BYTES, uint32_t ROW> PTX_FN void ask_codes(const asker &a, uint32_t to, uint64_t from)
+/** A 4-bit group of either kind. */
+template <int D> PTX_FN void ask_4bit(const asker &a, bool is_v, uint32_t to, uint64_t from)
 {
-    const uint32_t at = to + a.to[ROW == 128u ? 0 : 1];
+    const uint32_t at = to + (is_v ? a.to[1] : a.to[0]);
 #pragma unroll
-    for (uint32_t k = 0; k < BYTES / 512u; ++k) {
-        constexpr uint32_t rows = 512u / ROW; /* in 512 bytes */
-        const uint32_t turn = ROW == 128u ? 0u : ROW == 256u ? 2u * (k % 2u) : k / (ROW / 512u) % 4u;
-        (void)rows;
-        ptx_cp_async_16((at ^ turn * 32u) + k * 512u, (const void *)(from + k * 512u));
+    for (uint32_t k = 0; k < GROUP * D / 1024u; ++k) {
+        const uint32_t turn = is_v ? turn_of<2u * D>(k) : 0u;
+        ptx_cp_async_16((at ^ turn) + k * 512u, (const void *)(from + k * 512u));
+    }
+}
+
+/** An int8 group with rows of ROW bytes. */
+template <int D, uint32_t ROW> PTX_FN void ask_int8(uint32_t to, uint64_t from, uint32_t lane)
+{
+    const uint32_t at = to + place_of<ROW>(lane);
+#pragma unroll
+    for (uint32_t k = 0; k < GROUP * D / 512u; ++k) {
+        ptx_cp_async_16((at ^ turn_of<ROW>(k)) + k * 512u, (const void *)(from + k * 512u));
     }
 }
 
@@ -134,17 +148,12 @@ template <uint32_t BYTES, uint32_t ROW> PTX_FN void ask_codes(const asker &a, ui
 template <int D> PTX_FN void ask_group(const asker &a, uint32_t index, uint32_t to, uint32_t lane)
 {
     const uint64_t from = __shfl_sync(0xffffffffu, a.codes, index) + lane * 16u;
-    const bool int8 = format_of(a.formats, index) == NBL_INT8;
-    if (index < GROUPS) {
-        if (int8) {
-            ask_codes<GROUP * D, 128u>(a, to, from);
-        } else {
-            ask_codes<GROUP * D / 2u, 128u>(a, to, from);
-        }
-    } else if (int8) {
-        ask_codes<GROUP * D, 4u * D>(a, to, from);
+    if (format_of(a.formats, index) != NBL_INT8) {
+        ask_4bit<D>(a, index >= GROUPS, to, from);
+    } else if (index < GROUPS) {
+        ask_int8<D, 128u>(to, from, lane);
     } else {
-        ask_codes<GROUP * D / 2u, 2u * D>(a, to, from);
+        ask_int8<D, 4u * D>(to, from, lane);
     }
 }
 

@@ -10,8 +10,8 @@
 #include "../ptx/ptx.cuh"
 #include "exp2grid.h"
 
-#define TURN_BYTES 8192u /**< codes that are asked for and worked on at once, at most */
-#define RING 2u          /**< turns: one in work, the others on their way */
+#define TURN_BYTES(dim) ((dim) <= 128 ? 4096u : 8192u) /**< codes that are asked for and worked on at once, at most */
+#define RING 2u /**< turns: one in work, the others on their way */
 #define GROUP 32u        /**< tokens that lie together (F3) */
 #define GROUPS (CUDA_TILE_TOKENS / GROUP)
 #define SCALE_PLANES(dim) ((dim) / 32u + 1u) /**< at most, of the formats taken (F5) */
@@ -49,7 +49,7 @@ struct v_exponent {
 
 /** Of one warp. What a tile needs of its scales is worked out once, a lane for four tokens: see decode_scales.cuh. */
 template <int D, int RPL> struct warp_memory {
-    alignas(512) uint8_t ring[RING][TURN_BYTES];
+    alignas(512) uint8_t ring[RING][TURN_BYTES(D)];
     union {
         uint8_t raw[2][SCALE_PLANES(D)][CUDA_TILE_TOKENS]; /**< scale planes of K and V as stored; then */
         float4 x[RPL][GROUPS][32];                         /**< float(I) * 2^ek of a lane's tokens */
@@ -80,7 +80,7 @@ template <int D> PTX_FN uint32_t group_stride(bool wide)
 
 template <int D> PTX_FN uint32_t groups_per_turn(bool wide)
 {
-    constexpr uint32_t few = TURN_BYTES / (GROUP * D), many = 2u * few;
+    constexpr uint32_t few = TURN_BYTES(D) / (GROUP * D), many = 2u * few;
     static_assert(few > 0, "a turn holds a group");
     return wide ? (few < GROUPS ? few : GROUPS) : (many < GROUPS ? many : GROUPS);
 }
