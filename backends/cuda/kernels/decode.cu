@@ -233,12 +233,9 @@ template <int D, int RPL> struct walker {
     __device__ __forceinline__ void k_work(const uint8_t *codes, uint32_t group)
     {
         const uint32_t format = format_of(formats, group);
+        const int32_t bias[2] = {rows.bias[0], rows.bias[RPL - 1]};
         int32_t s[2][4];
-#pragma unroll
-        for (int n = 0; n < 4; ++n) {
-            s[0][n] = s[1][n] = format == NBL_INT4P ? rows.bias[RPL == 1 ? 0 : n % 2] : 0;
-        }
-        k_group<D, RPL>(m, codes, format, group, lane, s);
+        k_group<D, RPL>(m, codes, format, group, lane, bias, s);
         const float2 low = *reinterpret_cast<const float2 *>(&m.k_scale[group * GROUP + 2u * g]);
         const float2 high = *reinterpret_cast<const float2 *>(&m.k_scale[group * GROUP + 16u + 2u * g]);
 #pragma unroll
@@ -304,7 +301,7 @@ template <int D, int RPL> struct walker {
                 for (int i = 0; i < RPL; ++i) {
                     int32_t low = RPL == 1 ? acc[0][n][2 * e] : acc[0][n][2 * e + i];
                     int32_t high = RPL == 1 ? acc[0][n][2 * e + 1] : acc[RPL - 1][n][2 * e + i];
-                    float sum = (float)((low + 16 * high) >> 4);
+                    float sum = (float)((low >> 4) + high); /* low is a multiple of 16, as low + 16 * high is */
                     o[n][e][i] = b[i] != 0.0f ? nbl_fma(sum, b[i], o[n][e][i]) : o[n][e][i];
                 }
             }

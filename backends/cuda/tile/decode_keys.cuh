@@ -40,12 +40,16 @@ PTX_FN void read_factors(const uint32_t *factors, uint32_t g, uint2 (&f)[2])
     f[1] = *reinterpret_cast<const uint2 *>(factors + 16u + 2u * g);
 }
 
-/** int4p; s starts at -128 times the sum of Q's codes. */
+/** int4p; the codes are multiplied with 128 added, which `bias`, -128 times the sum of Q's codes, takes back. */
 template <int STEPS>
 PTX_FN void k_group_int4p(const uint8_t *codes, const uint32_t *factors, const uint2 *queries, uint32_t g, uint32_t t,
-                          int32_t (&s)[2][4])
+                          const int32_t (&bias)[2], int32_t (&s)[2][4])
 {
     uint2 f[2];
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+        s[0][n] = s[1][n] = bias[n % 2];
+    }
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
         if (step % 4 == 0) {
@@ -63,11 +67,20 @@ PTX_FN void k_group_int4p(const uint8_t *codes, const uint32_t *factors, const u
     }
 }
 
+PTX_FN void clear_sums(int32_t (&s)[2][4])
+{
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+        s[0][n] = s[1][n] = 0;
+    }
+}
+
 /** mxfp4, a block a step; the block's factor is applied to the sums. */
 template <int STEPS>
 PTX_FN void k_group_mxfp4(const uint8_t *codes, const uint32_t *factors, const uint2 *queries, uint32_t g, uint32_t t,
                           int32_t (&s)[2][4])
 {
+    clear_sums(s);
     uint2 f[2];
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
@@ -99,6 +112,7 @@ PTX_FN void k_group_mxfp4(const uint8_t *codes, const uint32_t *factors, const u
 template <int STEPS>
 PTX_FN void k_group_int8(const uint8_t *codes, const uint2 *queries, uint32_t g, uint32_t t, int32_t (&s)[2][4])
 {
+    clear_sums(s);
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
         const uint32_t q[2] = {queries[32 * step].x, queries[32 * step].y};
@@ -113,15 +127,15 @@ PTX_FN void k_group_int8(const uint8_t *codes, const uint2 *queries, uint32_t g,
     }
 }
 
-/** Adds a group to s, the sums of its two 16-token tiles. */
+/** Sums of a group's two 16-token tiles. */
 template <int D, int RPL>
 PTX_FN void k_group(const warp_memory<D, RPL> &m, const uint8_t *codes, uint32_t format, uint32_t group, uint32_t lane,
-                    int32_t (&s)[2][4])
+                    const int32_t (&bias)[2], int32_t (&s)[2][4])
 {
     const uint32_t g = lane / 4u, t = lane % 4u;
     const uint32_t *factors = &m.k_factor[0][0][group * GROUP];
     if (format == NBL_INT4P) {
-        k_group_int4p<D / 32>(codes, factors, &m.q[0][lane], g, t, s);
+        k_group_int4p<D / 32>(codes, factors, &m.q[0][lane], g, t, bias, s);
     } else if (format == NBL_MXFP4) {
         k_group_mxfp4<D / 32>(codes, factors, &m.q[0][lane], g, t, s);
     } else {

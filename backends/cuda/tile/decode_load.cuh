@@ -144,16 +144,36 @@ template <int D, uint32_t ROW> PTX_FN void ask_int8(uint32_t to, uint64_t from, 
     }
 }
 
-/** Codes of the group `index`. */
-template <int D> PTX_FN void ask_group(const asker &a, uint32_t index, uint32_t to, uint32_t lane)
+/** Codes of the lane's group and kind, as known to lane `index`, from this lane's chunk on. */
+PTX_FN uint64_t codes_of(const asker &a, uint32_t index, uint32_t lane)
 {
-    const uint64_t from = __shfl_sync(0xffffffffu, a.codes, index) + lane * 16u;
-    if (format_of(a.formats, index) != NBL_INT8) {
-        ask_4bit<D>(a, index >= GROUPS, to, from);
-    } else if (index < GROUPS) {
-        ask_int8<D, 128u>(to, from, lane);
-    } else {
-        ask_int8<D, 4u * D>(to, from, lane);
+    return __shfl_sync(0xffffffffu, a.codes, index) + lane * 16u;
+}
+
+/** A turn of 4-bit groups. */
+template <int D> PTX_FN void ask_narrow(const asker &a, uint32_t to, uint32_t lane)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < groups_per_turn<D>(false); ++i) {
+        ask_4bit<D>(a, a.index >= GROUPS, to + i * group_stride<D>(false), codes_of(a, a.index + i, lane));
+    }
+}
+
+/** A turn with int8 groups, perhaps others too. */
+template <int D> PTX_FN void ask_wide(const asker &a, uint32_t to, uint32_t lane)
+{
+#pragma unroll 1
+    for (uint32_t i = 0; i < groups_per_turn<D>(true); ++i) {
+        const uint32_t index = a.index + i;
+        const uint64_t from = codes_of(a, index, lane);
+        if (format_of(a.formats, index) != NBL_INT8) {
+            ask_4bit<D>(a, index >= GROUPS, to, from);
+        } else if (index < GROUPS) {
+            ask_int8<D, 128u>(to, from, lane);
+        } else {
+            ask_int8<D, 4u * D>(to, from, lane);
+        }
+        to += group_stride<D>(true);
     }
 }
 
@@ -166,15 +186,13 @@ PTX_FN void ask_turn(const attend_params &p, warp_memory<D, RPL> &m, const unit 
             begin_tile<D, RPL>(p, m, u, lane, a);
         }
         const bool wide = is_wide(a.formats, a.index / GROUPS);
-        const uint32_t stride = group_stride<D>(wide);
-        const uint32_t end = a.index + groups_per_turn<D>(wide);
-        uint32_t to = ptx_shared_address(m.ring[a.slot]);
-#pragma unroll 1
-        for (uint32_t index = a.index; index < end; ++index) {
-            ask_group<D>(a, index, to, lane);
-            to += stride;
+        const uint32_t to = ptx_shared_address(m.ring[a.slot]);
+        if (wide) {
+            ask_wide<D>(a, to, lane);
+        } else {
+            ask_narrow<D>(a, to, lane);
         }
-        a.index = end % (2u * GROUPS);
+        a.index = (a.index + groups_per_turn<D>(wide)) % (2u * GROUPS);
         a.tile += a.index == 0;
     }
     a.slot = (a.slot + 1u) % RING;
