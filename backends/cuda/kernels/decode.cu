@@ -31,7 +31,7 @@ namespace
 {
 
 template <int D, int RPL> struct shape {
-    static constexpr int warps = RPL == 1 && D <= 128 ? 12 : 8; /* of a multiprocessor; more would leave too few registers */
+    static constexpr int warps = RPL == 1 && D <= 128 ? 16 : 8; /* of a multiprocessor; more would leave too few registers */
 };
 
 /* ---------------------------------------------------------------------------------------------- rows and states */
@@ -88,17 +88,17 @@ template <int RPL> PTX_FN lane_rows<RPL> load_rows(const attend_params &p, const
     return rows;
 }
 
-/* Q as the B operand: column g, codes 8(4s + t)..+7 of k-step s. */
+/* Q as the B operand: codes 8(4s + t)..+7 of k-step s for the lane's column. */
 template <int D, int RPL>
 PTX_FN void load_queries(const attend_params &p, const unit &u, warp_memory<D, RPL> &m, uint32_t lane)
 {
     const uint32_t g = lane / 4u, t = lane % 4u;
     const uint32_t r = RPL == 1 ? g / 2u : g;
-    const bool used = r < u.rows && (RPL == 2 || g % 2u == 0);
-    const int8_t *codes = p.codes + (used ? row_index(p, u, r) : 0) * p.k_dim_padded + 8u * t;
+    const int8_t *codes = p.codes + (r < u.rows ? row_index(p, u, r) : 0) * p.k_dim_padded + 8u * t;
 #pragma unroll
     for (int s = 0; s < D / 32; ++s) {
-        m.q[s][lane] = used ? *reinterpret_cast<const uint2 *>(codes + 32 * s) : make_uint2(0, 0);
+        const uint2 q = *reinterpret_cast<const uint2 *>(codes + 32 * s);
+        m.q[s][query_place<RPL>(g, t)] = r < u.rows ? q : make_uint2(0, 0);
     }
 }
 
@@ -159,26 +159,11 @@ PTX_FN bool load_unit(const attend_params &p, uint32_t index, unit &u)
     return true;
 }
 
-/* Where the unit's kv head is in every region; a lane per region. */
-template <int D, int RPL>
-PTX_FN void load_regions(const attend_params &p, uint32_t kv_head, warp_memory<D, RPL> &m, uint32_t lane)
+/* 0xf0f0f0f0, in a register: an instruction has room for one constant, and the compiler would not keep this one. */
+template <int D, int RPL> PTX_FN uint32_t load_constant(warp_memory<D, RPL> &m)
 {
-    if (lane < p.pages.region_count) {
-        const cuda_region &r = p.pages.regions[lane];
-        region_view &v = m.regions[lane];
-        const uint64_t codes = (uint64_t)r.codes - r.first_page * r.code_page_stride;
-        const uint64_t scales = (uint64_t)r.scales - r.first_page * r.scale_page_stride;
-        v.codes[0] = codes + (uint64_t)kv_head * r.k_code_head_bytes;
-        v.codes[1] = codes + r.v_code_offset + (uint64_t)kv_head * r.v_code_head_bytes;
-        v.scales[0] = scales + (uint64_t)kv_head * r.k_scale_head_bytes;
-        v.scales[1] = scales + r.v_scale_offset + (uint64_t)kv_head * r.v_scale_head_bytes;
-        v.code_stride = r.code_page_stride;
-        v.scale_stride = r.scale_page_stride;
-        v.formats[0] = r.k_format;
-        v.formats[1] = r.v_format;
-        v.planes[0] = nbl_layout_scale_planes(r.k_format, D);
-        v.planes[1] = nbl_layout_scale_planes(r.v_format, D);
-    }
+    *(volatile uint32_t *)&m.raw[0][0][0] = 0xf0f0f0f0u;
+    return *(volatile uint32_t *)&m.raw[0][0][0];
 }
 
 /* The walk of a warp over its unit. */
@@ -196,13 +181,6 @@ template <int D, int RPL> struct walker {
     uint32_t formats;
     float b[RPL];
     int32_t acc[RPL][D / 16][4];
-
-    /* Masks that the compiler must keep in registers: an instruction has room for one constant only. */
-    __device__ __forceinline__ void load_constants()
-    {
-        *(volatile uint32_t *)&m.high_nibbles = 0xf0f0f0f0u;
-        high_nibbles = *(volatile uint32_t *)&m.high_nibbles;
-    }
 
     /* Begins at the unit's first tile. */
     __device__ __forceinline__ void begin()
@@ -236,8 +214,8 @@ template <int D, int RPL> struct walker {
         const int32_t bias[2] = {rows.bias[0], rows.bias[RPL - 1]};
         int32_t s[2][4];
         k_group<D, RPL>(m, codes, format, group, lane, bias, s);
-        const float2 low = *reinterpret_cast<const float2 *>(&m.k_scale[group * GROUP + 2u * g]);
-        const float2 high = *reinterpret_cast<const float2 *>(&m.k_scale[group * GROUP + 16u + 2u * g]);
+        const float2 low = read_k_scales(&m.k_exponent[group * GROUP], g);
+        const float2 high = read_k_scales(&m.k_exponent[group * GROUP + 16u], g);
 #pragma unroll
         for (int i = 0; i < RPL; ++i) {
             m.x[i][group][lane] = make_float4((float)s[0][i] * low.x, (float)s[0][2 + i] * low.y,
@@ -261,7 +239,7 @@ template <int D, int RPL> struct walker {
                 x[4 * group] = four.x, x[4 * group + 1] = four.y, x[4 * group + 2] = four.z, x[4 * group + 3] = four.w;
             }
             b[i] =
-                column_softmax(x, &m.v_exp[2u * g], rows.scale[i], visible_bits(rows.first[i], rows.end[i], start, g),
+                column_softmax(x, &m.v_grid[2u * g], rows.scale[i], visible_bits(rows.first[i], rows.end[i], start, g),
                                rows.base[i], rows.sum[i], has_base, rescale, pairs);
             rows.has_base = (rows.has_base & ~(1u << i)) | (uint32_t)has_base << i;
             if (__any_sync(0xffffffffu, rescale != 1.0f)) {
@@ -374,7 +352,7 @@ template <int D, int RPL> struct walker {
 template <int D, int RPL>
 __global__ void __launch_bounds__(32, shape<D, RPL>::warps) decode_kernel(const __grid_constant__ attend_params p)
 {
-    __shared__ warp_memory<D, RPL> m;
+    __shared__ __align__(128) warp_memory<D, RPL> m;
     const uint32_t lane = threadIdx.x;
     unit u;
     ptx_grid_wait();
@@ -383,9 +361,8 @@ __global__ void __launch_bounds__(32, shape<D, RPL>::warps) decode_kernel(const 
         return;
     }
     walker<D, RPL> w = {p, m, u, lane, lane / 4u, lane % 4u};
-    load_regions<D, RPL>(p, u.kv_head, m, lane);
     load_queries<D, RPL>(p, u, m, lane);
-    w.load_constants();
+    w.high_nibbles = load_constant(m);
     __syncwarp();
     w.begin();
     w.rows = load_rows<RPL>(p, u, w.t);

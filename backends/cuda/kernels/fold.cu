@@ -9,31 +9,37 @@
 #include "../tile/finish.cuh"
 #include "../tile/launch.cuh"
 
-#define LOADS 8u /* states whose bytes are on their way at once */
+/* States whose bytes are on their way at once: a row of many chunks is bound by latency. */
+template <uint32_t V> struct batch {
+    static constexpr uint32_t states = 32u / V;
+};
 
-/* Merges the live chunks of a row and hands each to the state tensors if they are wanted. */
+/* Merges the live chunks of a row and hands each to the state tensors if they are wanted. `heads` is shared. */
 template <uint32_t V>
 static __device__ void merge_chunks(const attend_params &p, uint32_t row, uint32_t token, uint32_t q_head,
-                                    uint32_t live, nbl_state_head *total, float (&o)[V])
+                                    uint32_t live, float4 *heads, nbl_state_head *total, float (&o)[V])
 {
+    constexpr uint32_t loads = batch<V>::states;
     const float *states = p.states + (uint64_t)row * p.chunks * p.state_floats;
-    for (uint32_t first = 0; first < live; first += LOADS) {
-        float4 heads[LOADS];
-        float parts[LOADS][V];
-#pragma unroll
-        for (uint32_t k = 0; k < LOADS; ++k) {
-            if (first + k < live) {
-                const float *state = states + (uint64_t)(first + k) * p.state_floats;
-                heads[k] = *(const float4 *)(const void *)state;
-#pragma unroll
-                for (uint32_t i = 0; i < V; ++i) {
-                    uint32_t d = threadIdx.x + i * FINISH_THREADS;
-                    parts[k][i] = d < p.v_dim ? state[CUDA_STATE_HEAD_FLOATS + d] : 0.0f;
-                }
-            }
+    for (uint32_t first = 0; first < live; first += loads) {
+        float parts[loads][V];
+        __syncthreads();
+        if (threadIdx.x < loads && first + threadIdx.x < live) {
+            heads[threadIdx.x] = *(const float4 *)(const void *)(states + (uint64_t)(first + threadIdx.x) * p.state_floats);
         }
 #pragma unroll
-        for (uint32_t k = 0; k < LOADS; ++k) {
+        for (uint32_t k = 0; k < loads; ++k) {
+#pragma unroll
+            for (uint32_t i = 0; i < V; ++i) {
+                uint32_t d = threadIdx.x + i * FINISH_THREADS;
+                bool there = first + k < live && d < p.v_dim;
+                parts[k][i] =
+                    there ? states[(uint64_t)(first + k) * p.state_floats + CUDA_STATE_HEAD_FLOATS + d] : 0.0f;
+            }
+        }
+        __syncthreads();
+#pragma unroll
+        for (uint32_t k = 0; k < loads; ++k) {
             if (first + k < live) {
                 nbl_state_head head = {heads[k].x, heads[k].y, heads[k].z, 0.0f};
                 if (p.state_head.data != NULL) {
@@ -49,6 +55,7 @@ template <uint32_t V>
 static __global__ void __launch_bounds__(FINISH_THREADS) fold_kernel(const __grid_constant__ attend_params p)
 {
     __shared__ float shared[V * FINISH_THREADS];
+    __shared__ float4 heads[batch<V>::states];
     uint32_t row = blockIdx.x;
     uint32_t token = row / p.q_heads;
     uint32_t q_head = row % p.q_heads;
@@ -63,7 +70,7 @@ static __global__ void __launch_bounds__(FINISH_THREADS) fold_kernel(const __gri
     nbl_state_head total = nbl_state_empty(query.offset);
     float o[V] = {};
     if (p.split) {
-        merge_chunks(p, row, token, q_head, live, &total, o);
+        merge_chunks(p, row, token, q_head, live, heads, &total, o);
         finish_row(finish_target_of(&p, token, q_head), total, o, shared);
     }
     if (p.state_head.data != NULL) {

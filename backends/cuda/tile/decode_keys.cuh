@@ -19,6 +19,12 @@ PTX_FN uint32_t k_place(uint32_t half, uint32_t g, uint32_t t)
     return ((4u * half + g / 2u) ^ (2u * t)) * 16u + g % 2u * 8u;
 }
 
+/** Where the lane's part of Q lies. With RPL 1 columns 2q and 2q + 1 are the same, and the odd one is not used. */
+template <int RPL> PTX_FN uint32_t query_place(uint32_t g, uint32_t t)
+{
+    return 4u * (RPL == 1 ? g / 2u : g) + t;
+}
+
 PTX_FN uint2 read_words(const uint8_t *at)
 {
     return *reinterpret_cast<const uint2 *>(at);
@@ -41,7 +47,7 @@ PTX_FN void read_factors(const uint32_t *factors, uint32_t g, uint2 (&f)[2])
 }
 
 /** int4p; the codes are multiplied with 128 added, which `bias`, -128 times the sum of Q's codes, takes back. */
-template <int STEPS>
+template <int STEPS, int STRIDE>
 PTX_FN void k_group_int4p(const uint8_t *codes, const uint32_t *factors, const uint2 *queries, uint32_t g, uint32_t t,
                           const int32_t (&bias)[2], int32_t (&s)[2][4])
 {
@@ -53,9 +59,9 @@ PTX_FN void k_group_int4p(const uint8_t *codes, const uint32_t *factors, const u
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
         if (step % 4 == 0) {
-            read_factors(factors + (2u * (step / 4u) + t / 2u) * K_FACTOR_STRIDE, g, f);
+            read_factors(factors + step / 4u * K_FACTOR_WORDS + t / 2u * K_FACTOR_STRIDE, g, f);
         }
-        const uint32_t q[2] = {queries[32 * step].x, queries[32 * step].y};
+        const uint32_t q[2] = {queries[STRIDE * step].x, queries[STRIDE * step].y};
 #pragma unroll
         for (uint32_t half = 0; half < 2u; ++half) {
             const uint2 w = read_words(codes + (4 * step + t) * 128u + k_place(half, g, t));
@@ -76,7 +82,7 @@ PTX_FN void clear_sums(int32_t (&s)[2][4])
 }
 
 /** mxfp4, a block a step; the block's factor is applied to the sums. */
-template <int STEPS>
+template <int STEPS, int STRIDE>
 PTX_FN void k_group_mxfp4(const uint8_t *codes, const uint32_t *factors, const uint2 *queries, uint32_t g, uint32_t t,
                           int32_t (&s)[2][4])
 {
@@ -85,9 +91,9 @@ PTX_FN void k_group_mxfp4(const uint8_t *codes, const uint32_t *factors, const u
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
         if (step % 4 == 0) {
-            read_factors(factors + 2u * (step / 4u) * K_FACTOR_STRIDE, g, f);
+            read_factors(factors + step / 4u * K_FACTOR_WORDS, g, f);
         }
-        const uint2 q = queries[32 * step];
+        const uint2 q = queries[STRIDE * step];
         const uint32_t turned[2] = {ptx_prmt(q.x, q.y, 0x5140u), ptx_prmt(q.x, q.y, 0x7362u)};
 #pragma unroll
         for (uint32_t half = 0; half < 2u; ++half) {
@@ -109,13 +115,13 @@ PTX_FN void k_group_mxfp4(const uint8_t *codes, const uint32_t *factors, const u
 }
 
 /** int8: lines of four elements. */
-template <int STEPS>
+template <int STEPS, int STRIDE>
 PTX_FN void k_group_int8(const uint8_t *codes, const uint2 *queries, uint32_t g, uint32_t t, int32_t (&s)[2][4])
 {
     clear_sums(s);
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
-        const uint32_t q[2] = {queries[32 * step].x, queries[32 * step].y};
+        const uint32_t q[2] = {queries[STRIDE * step].x, queries[STRIDE * step].y};
         const uint32_t line = 8u * step + 2u * t;
 #pragma unroll
         for (uint32_t half = 0; half < 2u; ++half) {
@@ -127,19 +133,27 @@ PTX_FN void k_group_int8(const uint8_t *codes, const uint2 *queries, uint32_t g,
     }
 }
 
+/** 2^ek of tokens 2g and 2g + 1. */
+PTX_FN float2 read_k_scales(const uint8_t *exponents, uint32_t g)
+{
+    const uint32_t pair = *reinterpret_cast<const uint16_t *>(exponents + 2u * g);
+    return make_float2(nbl_float_of(pair << 23 & 0x7f800000u), nbl_float_of(pair << 15 & 0x7f800000u));
+}
+
 /** Sums of a group's two 16-token tiles. */
 template <int D, int RPL>
 PTX_FN void k_group(const warp_memory<D, RPL> &m, const uint8_t *codes, uint32_t format, uint32_t group, uint32_t lane,
                     const int32_t (&bias)[2], int32_t (&s)[2][4])
 {
     const uint32_t g = lane / 4u, t = lane % 4u;
-    const uint32_t *factors = &m.k_factor[0][0][group * GROUP];
+    const uint32_t *factors = &m.k_factor[0][group * GROUP];
+    const uint2 *queries = &m.q[0][query_place<RPL>(g, t)];
     if (format == NBL_INT4P) {
-        k_group_int4p<D / 32>(codes, factors, &m.q[0][lane], g, t, bias, s);
+        k_group_int4p<D / 32, 16 * RPL>(codes, factors, queries, g, t, bias, s);
     } else if (format == NBL_MXFP4) {
-        k_group_mxfp4<D / 32>(codes, factors, &m.q[0][lane], g, t, s);
+        k_group_mxfp4<D / 32, 16 * RPL>(codes, factors, queries, g, t, s);
     } else {
-        k_group_int8<D / 32>(codes, &m.q[0][lane], g, t, s);
+        k_group_int8<D / 32, 16 * RPL>(codes, queries, g, t, s);
     }
 }
 

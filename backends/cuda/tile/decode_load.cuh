@@ -55,6 +55,12 @@ PTX_FN void advance(const attend_params &p, asker &a)
     }
 }
 
+/** nbl_layout_scale_planes of the formats taken. */
+template <int D> PTX_FN uint32_t planes_of(uint32_t format)
+{
+    return format == NBL_INT8 ? 1u : D / 32u + (format == NBL_INT4P ? 1u : 0u);
+}
+
 /** Bytes of the scale planes of one kind, 16 tokens a lane; 8 lanes a plane. */
 template <int D>
 PTX_FN void ask_planes(uint32_t to, uint64_t from, uint32_t planes, uint32_t page_tokens, uint32_t lane)
@@ -86,12 +92,17 @@ PTX_FN void begin_tile(const attend_params &p, warp_memory<D, RPL> &m, const uni
 {
     const uint32_t group = lane % GROUPS;
     const uint32_t kind = lane / GROUPS % 2u;
-    const uint32_t page = (uint32_t)a.page;
-    const region_view &r = m.regions[region_of(p.pages, page)];
-    a.codes = r.codes[kind] + page * r.code_stride + a.offset * (r.formats[kind] == NBL_INT8 ? D : D / 2u);
-    uint64_t scales = page * r.scale_stride + a.offset + kind * 16u;
-    uint32_t formats = r.formats[0] | r.formats[1] << 4 | r.planes[0] << 8 | r.planes[1] << 16;
-    uint64_t k_scales = r.scales[0] + scales, v_scales = r.scales[1] + scales;
+    const cuda_region &r = p.pages.regions[region_of(p.pages, (uint32_t)a.page)];
+    const uint64_t page = (uint32_t)a.page - r.first_page;
+    const uint32_t format = kind == 0 ? r.k_format : r.v_format;
+    a.codes = (uint64_t)r.codes + page * r.code_page_stride +
+              (kind == 0 ? (uint64_t)u.kv_head * r.k_code_head_bytes
+                         : r.v_code_offset + (uint64_t)u.kv_head * r.v_code_head_bytes) +
+              a.offset * (format == NBL_INT8 ? D : D / 2u);
+    uint32_t formats = r.k_format | r.v_format << 4;
+    uint64_t k_scales = (uint64_t)r.scales + page * r.scale_page_stride + a.offset + kind * 16u;
+    uint64_t v_scales = k_scales + r.v_scale_offset + (uint64_t)u.kv_head * r.v_scale_head_bytes;
+    k_scales += (uint64_t)u.kv_head * r.k_scale_head_bytes;
     const uint32_t groups = groups_in(u.kv_len, a.tile);
     if (groups < GROUPS) {
         const uint32_t from = min(group, groups - 1u) + lane / GROUPS * GROUPS;
@@ -101,11 +112,11 @@ PTX_FN void begin_tile(const attend_params &p, warp_memory<D, RPL> &m, const uni
         formats = __shfl_sync(0xffffffffu, formats, from);
     }
     const uint32_t to = group * GROUP + kind * 16u;
-    ask_planes<D>(ptx_shared_address(&m.raw[0][0][0]) + to, k_scales, formats >> 8 & 0xffu,
+    ask_planes<D>(ptx_shared_address(&m.raw[0][0][0]) + to, k_scales, planes_of<D>(formats & 15u),
                   p.pages.page_tokens, lane);
-    ask_planes<D>(ptx_shared_address(&m.raw[1][0][0]) + to, v_scales, formats >> 16,
+    ask_planes<D>(ptx_shared_address(&m.raw[1][0][0]) + to, v_scales, planes_of<D>(formats >> 4),
                   p.pages.page_tokens, lane);
-    a.formats = __reduce_or_sync(0xffffffffu, (formats & 15u) << (4u * group) | (formats >> 4 & 15u) << (16u + 4u * group));
+    a.formats = __reduce_or_sync(0xffffffffu, (formats & 15u) << (4u * group) | formats >> 4 << (16u + 4u * group));
     advance(p, a);
     fetch_page(u, a.tile + 1u, lane, a);
 }

@@ -17,6 +17,7 @@
 #define SCALE_PLANES(dim) ((dim) / 32u + 1u) /**< at most, of the formats taken (F5) */
 #define FACTOR_WORDS(dim) (((dim) / 32u + 3u) / 4u)
 #define K_FACTOR_STRIDE (CUDA_TILE_TOKENS + 16u) /**< keeps even and odd blocks in different banks */
+#define K_FACTOR_WORDS (K_FACTOR_STRIDE + CUDA_TILE_TOKENS)
 
 /** The unit a warp works on: a chunk of one kv head of a sequence. */
 struct unit {
@@ -30,40 +31,22 @@ struct unit {
     const int32_t *pages;
 };
 
-/** Where the bytes of a kv head are in a region (F2, F6): page p, token offset o of it begins at
- *  codes[kind] + p * code_stride + o * bytes of a token. */
-struct region_view {
-    uint64_t codes[2]; /**< of K, of V */
-    uint64_t scales[2];
-    uint64_t code_stride;
-    uint64_t scale_stride;
-    uint32_t formats[2];
-    uint32_t planes[2];
-};
-
-/** Exponent of V and its weight in l, of one token. */
-struct v_exponent {
-    float grid;   /**< ev + NBL_GRID */
-    float weight; /**< 2^-ev */
-};
-
-/** Of one warp. What a tile needs of its scales is worked out once, a lane for four tokens: see decode_scales.cuh. */
+/** Of one warp. What a tile needs of its scales is worked out once, a lane for four tokens: see decode_scales.cuh.
+ *  Sizes count: with 13504 bytes (D = 128, RPL 1) sixteen warps fit a multiprocessor of 227 KB. */
 template <int D, int RPL> struct warp_memory {
-    alignas(512) uint8_t ring[RING][TURN_BYTES(D)];
+    uint8_t ring[RING][TURN_BYTES(D)];
     union {
         uint8_t raw[2][SCALE_PLANES(D)][CUDA_TILE_TOKENS]; /**< scale planes of K and V as stored; then */
         float4 x[RPL][GROUPS][32];                         /**< float(I) * 2^ek of a lane's tokens */
     };
     union {
-        uint32_t k_factor[FACTOR_WORDS(D)][2][K_FACTOR_STRIDE]; /**< [][odd block][token]; then */
-        uint2 packed[GROUPS][32];                               /**< P of a lane's tokens */
+        uint32_t k_factor[FACTOR_WORDS(D)][K_FACTOR_WORDS]; /**< [][even blocks' tokens, gap, odd ones'] */
+        uint2 packed[GROUPS][32];                           /**< then: P of a lane's tokens */
     };
-    alignas(16) uint32_t v_factor[FACTOR_WORDS(D)][2][CUDA_TILE_TOKENS];
-    alignas(16) float k_scale[CUDA_TILE_TOKENS]; /**< 2^ek */
-    alignas(16) v_exponent v_exp[CUDA_TILE_TOKENS];
-    uint2 q[D / 32][32]; /**< [k-step][lane]: the B operand of Q */
-    region_view regions[NBL_REGIONS_MAX];
-    uint32_t high_nibbles; /**< 0xf0f0f0f0 */
+    uint32_t v_factor[FACTOR_WORDS(D)][2][CUDA_TILE_TOKENS]; /**< [][odd block][token] */
+    float v_grid[CUDA_TILE_TOKENS];                          /**< ev + NBL_GRID */
+    uint8_t k_exponent[CUDA_TILE_TOKENS];                    /**< ek + 127 */
+    uint2 q[D / 32][16 * RPL]; /**< the B operand of Q by k-step; with RPL 1 two columns share one */
 };
 
 PTX_FN uint32_t groups_in(uint32_t kv_len, uint32_t tile)

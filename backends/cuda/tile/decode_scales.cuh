@@ -107,14 +107,11 @@ PTX_FN void store_k_scales(warp_memory<D, RPL> &m, uint32_t lane, uint32_t forma
     if (format != NBL_INT8) {
 #pragma unroll
         for (int w = 0; w < (int)FACTOR_WORDS(D); ++w) {
-            store_words(&m.k_factor[w][0][4u * lane], s.even[w]);
-            store_words(&m.k_factor[w][1][4u * lane], s.odd[w]);
+            store_words(&m.k_factor[w][4u * lane], s.even[w]);
+            store_words(&m.k_factor[w][K_FACTOR_STRIDE + 4u * lane], s.odd[w]);
         }
     }
-    const uint32_t e = s.exponents;
-    const uint32_t scale[4] = {e << 23 & 0x7f800000u, e << 15 & 0x7f800000u, e << 7 & 0x7f800000u,
-                               e >> 1 & 0x7f800000u};
-    store_words(reinterpret_cast<uint32_t *>(&m.k_scale[4u * lane]), scale);
+    reinterpret_cast<uint32_t *>(m.k_exponent)[lane] = s.exponents;
 }
 
 template <int D, int RPL>
@@ -127,14 +124,13 @@ PTX_FN void store_v_scales(warp_memory<D, RPL> &m, uint32_t lane, uint32_t forma
             store_words(&m.v_factor[w][1][4u * lane], s.odd[w]);
         }
     }
+    float grid[4];
 #pragma unroll
-    for (uint32_t j = 0; j < 4u; j += 2u) { /* 2^23 + byte is a float of known bits */
-        const uint32_t e0 = ptx_prmt(s.exponents, 0, 0x4440u + j), e1 = ptx_prmt(s.exponents, 0, 0x4440u + j + 1u);
-        const float shift = NBL_GRID - (8388608.0f + NBL_E8M0_BIAS);
-        *reinterpret_cast<float4 *>(&m.v_exp[4u * lane + j]) =
-            make_float4(nbl_float_of(0x4b000000u | e0) + shift, nbl_float_of((254u << 23) - (e0 << 23)),
-                        nbl_float_of(0x4b000000u | e1) + shift, nbl_float_of((254u << 23) - (e1 << 23)));
+    for (uint32_t j = 0; j < 4u; ++j) { /* 2^23 + byte is a float of known bits */
+        grid[j] = nbl_float_of(ptx_prmt(s.exponents, 0x4b000000u, 0x7440u + j)) +
+                  (NBL_GRID - (8388608.0f + NBL_E8M0_BIAS));
     }
+    *reinterpret_cast<float4 *>(&m.v_grid[4u * lane]) = make_float4(grid[0], grid[1], grid[2], grid[3]);
 }
 
 /** Works out the scales of a tile that has landed, of which `tokens` of the lane's four tokens are there. */

@@ -40,23 +40,26 @@ PTX_FN float column_tree(float even, float odd)
     return v + __shfl_xor_sync(0xffffffffu, v, 8);
 }
 
-/** Exponents of V of the lane's tokens n and n + 1, n even. */
-PTX_FN void read_exponents(const v_exponent *lane_first, int n, v_exponent (&e)[2])
+/** ev + NBL_GRID of the lane's tokens n and n + 1, n even. */
+PTX_FN float2 read_grid(const float *lane_first, int n)
 {
-    const float4 both = *reinterpret_cast<const float4 *>(lane_first + 8 * n);
-    e[0] = {both.x, both.y};
-    e[1] = {both.z, both.w};
+    return *reinterpret_cast<const float2 *>(lane_first + 8 * n);
+}
+
+/** 2^-ev from ev + NBL_GRID, whose bits are those of NBL_GRID plus 256 ev. */
+PTX_FN float weight_of(float grid)
+{
+    return nbl_float_of((127u << 23) - (nbl_bits_of(grid) << 15));
 }
 
 /** Largest z of a column's visible tokens, -inf if there are none. */
-PTX_FN float largest_logit(const float (&x)[LANE_TOKENS], const v_exponent *exps, float scale, uint32_t visible)
+PTX_FN float largest_logit(const float (&x)[LANE_TOKENS], const float *grid, float scale, uint32_t visible)
 {
     float most = -INFINITY;
 #pragma unroll
     for (int n = 0; n < LANE_TOKENS; ++n) {
-        v_exponent e[2];
-        read_exponents(exps, n & ~1, e);
-        float z = nbl_fma(x[n], scale, e[n % 2].grid - NBL_GRID);
+        const float2 pair = read_grid(grid, n & ~1);
+        float z = nbl_fma(x[n], scale, (n % 2 == 0 ? pair.x : pair.y) - NBL_GRID);
         most = visible >> n & 1u ? fmaxf(most, z) : most;
     }
     return column_max(most);
@@ -68,15 +71,14 @@ PTX_FN float base_from(float logit)
 }
 
 /** t of every token, -inf where it is not visible; the largest of the column is returned. */
-PTX_FN float grid_logits(const float (&x)[LANE_TOKENS], const v_exponent *exps, float scale, float base,
+PTX_FN float grid_logits(const float (&x)[LANE_TOKENS], const float *grid, float scale, float base,
                          uint32_t visible, float (&out)[LANE_TOKENS])
 {
 #pragma unroll
     for (int n = 0; n < LANE_TOKENS; n += 2) {
-        v_exponent e[2];
-        read_exponents(exps, n, e);
-        out[n] = nbl_fma(x[n], scale, e[0].grid - base);
-        out[n + 1] = nbl_fma(x[n + 1], scale, e[1].grid - base);
+        const float2 pair = read_grid(grid, n);
+        out[n] = nbl_fma(x[n], scale, pair.x - base);
+        out[n + 1] = nbl_fma(x[n + 1], scale, pair.y - base);
     }
     if (!__all_sync(0xffffffffu, visible == 0xffffu)) {
 #pragma unroll
@@ -93,12 +95,12 @@ PTX_FN float grid_logits(const float (&x)[LANE_TOKENS], const v_exponent *exps, 
 }
 
 /** P of a token pair, in bytes 0 and 2 of the result, and what it adds to l. */
-PTX_FN uint32_t weigh(float t0, float t1, float most, const v_exponent (&e)[2], float &even, float &odd)
+PTX_FN uint32_t weigh(float t0, float t1, float most, float2 grid, float &even, float &odd)
 {
     const float p0 = ptx_ex2(t0 - most), p1 = ptx_ex2(t1 - most);
     const uint32_t q = ptx_cvt_bf16x2(p1, p0);
-    even = nbl_fma(nbl_float_of(q << 16), e[0].weight, even);
-    odd = nbl_fma(nbl_float_of(q & 0xffff0000u), e[1].weight, odd);
+    even = nbl_fma(nbl_float_of(q << 16), weight_of(grid.x), even);
+    odd = nbl_fma(nbl_float_of(q & 0xffff0000u), weight_of(grid.y), odd);
     return ptx_prmt(nbl_bits_of(nbl_fma(p0, NBL_P_SCALE, NBL_MAGIC)), nbl_bits_of(nbl_fma(p1, NBL_P_SCALE, NBL_MAGIC)),
                     0x4040u);
 }
@@ -106,23 +108,23 @@ PTX_FN uint32_t weigh(float t0, float t1, float most, const v_exponent (&e)[2], 
 /** Softmax of one column of the tile. Returns b, 0 if the tile adds nothing; rescale is the factor for O; pairs[n]: P of
  *  tokens 2n and 2n + 1 as bytes, twice. The warp stays together: what only some columns need is done by all and kept by
  *  those. ex2.approx.ftz gives 0 below 2^-126. */
-PTX_FN float column_softmax(const float (&x)[LANE_TOKENS], const v_exponent *exps, float scale, uint32_t visible,
+PTX_FN float column_softmax(const float (&x)[LANE_TOKENS], const float *grid, float scale, uint32_t visible,
                             float &base, float &sum, bool &has_base, float &rescale, uint32_t (&pairs)[LANE_TOKENS / 2])
 {
     float t[LANE_TOKENS];
     rescale = 1.0f;
     if (__any_sync(0xffffffffu, !has_base)) {
-        float logit = largest_logit(x, exps, scale, visible);
+        float logit = largest_logit(x, grid, scale, visible);
         base = !has_base && logit > -INFINITY ? base_from(logit) : base;
     }
-    float most = grid_logits(x, exps, scale, base, visible, t);
+    float most = grid_logits(x, grid, scale, base, visible, t);
     if (__any_sync(0xffffffffu, most > NBL_GRID + NBL_REBASE)) {
-        float moved = fmaxf(base, base_from(largest_logit(x, exps, scale, visible)));
+        float moved = fmaxf(base, base_from(largest_logit(x, grid, scale, visible)));
         bool moves = most > NBL_GRID + NBL_REBASE;
         moved = moves ? moved : base;
         rescale = nbl_pow2f(base - moved);
         base = moved;
-        most = grid_logits(x, exps, scale, base, visible, t);
+        most = grid_logits(x, grid, scale, base, visible, t);
         if (moves) {
 #pragma unroll
             for (int n = 0; n < LANE_TOKENS; ++n) {
@@ -136,9 +138,7 @@ PTX_FN float column_softmax(const float (&x)[LANE_TOKENS], const v_exponent *exp
     float even = 0.0f, odd = 0.0f;
 #pragma unroll
     for (int n = 0; n < LANE_TOKENS; n += 2) {
-        v_exponent e[2];
-        read_exponents(exps, n, e);
-        pairs[n / 2] = weigh(t[n], t[n + 1], most, e, even, odd);
+        pairs[n / 2] = weigh(t[n], t[n + 1], most, read_grid(grid, n), even, odd);
     }
     float l = column_tree(even, odd);
     if (!(most - NBL_GRID >= NBL_WEIGHT_MIN)) {
