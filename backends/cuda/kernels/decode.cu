@@ -31,7 +31,8 @@ namespace
 {
 
 template <int D, int RPL> struct shape {
-    static constexpr int warps = RPL == 1 && D <= 128 ? 16 : 8; /* of a multiprocessor; more would leave too few registers */
+    static constexpr int warps =
+        RPL == 1 && D <= 128 ? 16 : 8; /* of a multiprocessor; more would leave too few registers */
 };
 
 /* ---------------------------------------------------------------------------------------------- rows and states */
@@ -182,12 +183,12 @@ template <int D, int RPL> struct walker {
     float b[RPL];
     int32_t acc[RPL][D / 16][4];
 
-    /* Begins at the unit's first tile. */
+    /* Begins at the unit's first tile, with the first turns asked for. */
     __device__ __forceinline__ void begin()
     {
         const uint32_t first = u.first_tile * CUDA_TILE_TOKENS + lane % GROUPS * GROUP;
         ask = {};
-        ask.to[0] = ptx_keep(place_of<128u>(lane));
+        ask.to[0] = place_of<128u>(lane);
         ask.to[1] = ptx_keep(place_of<2u * D>(lane));
         ask.tile = u.first_tile;
         ask.entry = first / p.pages.page_tokens;
@@ -196,6 +197,10 @@ template <int D, int RPL> struct walker {
             ask.page = u.pages[u.first_tile * CUDA_TILE_TOKENS / p.pages.page_tokens];
         }
         fetch_page(u, ask.tile, lane, ask);
+#pragma unroll 1
+        for (uint32_t i = 0; i < RING; ++i) {
+            ask_turn<D, RPL>(p, m, u, lane, ask);
+        }
     }
 
     /* Before the first group: scales, which have landed with it. */
@@ -318,10 +323,6 @@ template <int D, int RPL> struct walker {
     {
         uint32_t tile = u.first_tile, index = 0, slot = 0;
 #pragma unroll 1
-        for (uint32_t i = 0; i < RING; ++i) {
-            ask_turn<D, RPL>(p, m, u, lane, ask);
-        }
-#pragma unroll 1
         while (tile < u.end_tile) {
             ptx_cp_async_wait<RING - 1>();
             __syncwarp();
@@ -361,10 +362,10 @@ __global__ void __launch_bounds__(32, shape<D, RPL>::warps) decode_kernel(const 
         return;
     }
     walker<D, RPL> w = {p, m, u, lane, lane / 4u, lane % 4u};
-    load_queries<D, RPL>(p, u, m, lane);
     w.high_nibbles = load_constant(m);
     __syncwarp();
     w.begin();
+    load_queries<D, RPL>(p, u, m, lane);
     w.rows = load_rows<RPL>(p, u, w.t);
 #pragma unroll
     for (int n = 0; n < D / 16; ++n) {

@@ -39,6 +39,14 @@ PTX_FN void multiply_int4p(uint32_t w, uint32_t factors, uint32_t step, uint32_t
     high = (w >> 4 & 0x0f0f0f0fu) * m + c;
 }
 
+PTX_FN void clear_sums(int32_t (&s)[2][4])
+{
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+        s[0][n] = s[1][n] = 0;
+    }
+}
+
 /** Factor words of the lane's tokens: tokens 2g and 2g + 1 of both 16-token tiles. */
 PTX_FN void read_factors(const uint32_t *factors, uint32_t g, uint2 (&f)[2])
 {
@@ -46,16 +54,13 @@ PTX_FN void read_factors(const uint32_t *factors, uint32_t g, uint2 (&f)[2])
     f[1] = *reinterpret_cast<const uint2 *>(factors + 16u + 2u * g);
 }
 
-/** int4p; the codes are multiplied with 128 added, which `bias`, -128 times the sum of Q's codes, takes back. */
+/** int4p; the products carry 128 times the sum of Q's codes, which `bias` takes back. */
 template <int STEPS, int STRIDE>
 PTX_FN void k_group_int4p(const uint8_t *codes, const uint32_t *factors, const uint2 *queries, uint32_t g, uint32_t t,
                           const int32_t (&bias)[2], int32_t (&s)[2][4])
 {
     uint2 f[2];
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-        s[0][n] = s[1][n] = bias[n % 2];
-    }
+    clear_sums(s);
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
         if (step % 4 == 0) {
@@ -71,13 +76,10 @@ PTX_FN void k_group_int4p(const uint8_t *codes, const uint32_t *factors, const u
             ptx_mma_m16n8k32_us(s[half], a, q);
         }
     }
-}
-
-PTX_FN void clear_sums(int32_t (&s)[2][4])
-{
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
-        s[0][n] = s[1][n] = 0;
+        s[0][n] += bias[n % 2];
+        s[1][n] += bias[n % 2];
     }
 }
 

@@ -112,10 +112,10 @@ PTX_FN void begin_tile(const attend_params &p, warp_memory<D, RPL> &m, const uni
         formats = __shfl_sync(0xffffffffu, formats, from);
     }
     const uint32_t to = group * GROUP + kind * 16u;
-    ask_planes<D>(ptx_shared_address(&m.raw[0][0][0]) + to, k_scales, planes_of<D>(formats & 15u),
-                  p.pages.page_tokens, lane);
-    ask_planes<D>(ptx_shared_address(&m.raw[1][0][0]) + to, v_scales, planes_of<D>(formats >> 4),
-                  p.pages.page_tokens, lane);
+    ask_planes<D>(ptx_shared_address(&m.raw[0][0][0]) + to, k_scales, planes_of<D>(formats & 15u), p.pages.page_tokens,
+                  lane);
+    ask_planes<D>(ptx_shared_address(&m.raw[1][0][0]) + to, v_scales, planes_of<D>(formats >> 4), p.pages.page_tokens,
+                  lane);
     a.formats = __reduce_or_sync(0xffffffffu, (formats & 15u) << (4u * group) | formats >> 4 << (16u + 4u * group));
     advance(p, a);
     fetch_page(u, a.tile + 1u, lane, a);

@@ -11,8 +11,8 @@
 #include "exp2grid.h"
 
 #define TURN_BYTES(dim) ((dim) <= 128 ? 4096u : 8192u) /**< codes that are asked for and worked on at once, at most */
-#define RING 2u /**< turns: one in work, the others on their way */
-#define GROUP 32u        /**< tokens that lie together (F3) */
+#define RING 2u                                        /**< turns: one in work, the others on their way */
+#define GROUP 32u                                      /**< tokens that lie together (F3) */
 #define GROUPS (CUDA_TILE_TOKENS / GROUP)
 #define SCALE_PLANES(dim) ((dim) / 32u + 1u) /**< at most, of the formats taken (F5) */
 #define FACTOR_WORDS(dim) (((dim) / 32u + 3u) / 4u)

@@ -127,8 +127,8 @@ PTX_FN void store_v_scales(warp_memory<D, RPL> &m, uint32_t lane, uint32_t forma
     float grid[4];
 #pragma unroll
     for (uint32_t j = 0; j < 4u; ++j) { /* 2^23 + byte is a float of known bits */
-        grid[j] = nbl_float_of(ptx_prmt(s.exponents, 0x4b000000u, 0x7440u + j)) +
-                  (NBL_GRID - (8388608.0f + NBL_E8M0_BIAS));
+        grid[j] =
+            nbl_float_of(ptx_prmt(s.exponents, 0x4b000000u, 0x7440u + j)) + (NBL_GRID - (8388608.0f + NBL_E8M0_BIAS));
     }
     *reinterpret_cast<float4 *>(&m.v_grid[4u * lane]) = make_float4(grid[0], grid[1], grid[2], grid[3]);
 }

@@ -71,8 +71,8 @@ PTX_FN float base_from(float logit)
 }
 
 /** t of every token, -inf where it is not visible; the largest of the column is returned. */
-PTX_FN float grid_logits(const float (&x)[LANE_TOKENS], const float *grid, float scale, float base,
-                         uint32_t visible, float (&out)[LANE_TOKENS])
+PTX_FN float grid_logits(const float (&x)[LANE_TOKENS], const float *grid, float scale, float base, uint32_t visible,
+                         float (&out)[LANE_TOKENS])
 {
 #pragma unroll
     for (int n = 0; n < LANE_TOKENS; n += 2) {
