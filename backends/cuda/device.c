@@ -105,7 +105,7 @@ static nbl_status check_options(const nbl_device_options *options, int count, nb
 
 static cudaError_t read_attributes(nbl_device *device)
 {
-    int major = 0, minor = 0, processors = 0, reads_host = 0;
+    int major = 0, minor = 0, processors = 0, shared = 0, reads_host = 0;
     cudaError_t error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device->ordinal);
     if (error == cudaSuccess) {
         error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device->ordinal);
@@ -114,10 +114,14 @@ static cudaError_t read_attributes(nbl_device *device)
         error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device->ordinal);
     }
     if (error == cudaSuccess) {
+        error = cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device->ordinal);
+    }
+    if (error == cudaSuccess) {
         error = cudaDeviceGetAttribute(&reads_host, cudaDevAttrPageableMemoryAccess, device->ordinal);
     }
     device->capability = (uint32_t)(10 * major + minor);
     device->processors = (uint32_t)processors;
+    device->shared_bytes = (uint32_t)shared;
     device->reads_host = (uint32_t)reads_host;
     return error;
 }
