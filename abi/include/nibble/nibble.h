@@ -489,7 +489,8 @@ typedef struct nbl_api_v1 {
 
     /** Copies bytes between host and device, or within the device; the ranges do not overlap.
      *
-     * Ordering   in the order of stream. Host memory must stay valid until the stream has passed the copy.
+     * Ordering   in the order of stream. Host memory must stay valid until the stream has passed the copy. With
+     *            NBL_STREAM_HOST, which every backend takes here, it has finished when the call returns.
      * @param kind  enum nbl_copy_kind
      * @retval NBL_OK         also for 0 bytes
      * @retval NBL_E_INVALID  dst or src is NULL, kind or the kind of stream is unknown
