@@ -241,12 +241,13 @@ Test(cache_snapshot, files)
     folder_remove(folder);
 }
 
-static pid_t saver_start(const char *path)
+static pid_t saver_start(const char *mode, const char *path)
 {
     extern char **environ;
-    char program[] = SAVER, name[128];
+    char program[] = SAVER, name[128], word[16];
     snprintf(name, sizeof name, "%s", path);
-    char *const arguments[] = {program, name, NULL};
+    snprintf(word, sizeof word, "%s", mode);
+    char *const arguments[] = {program, word, name, NULL};
     pid_t child = 0;
     cr_assert_eq(posix_spawn(&child, SAVER, NULL, NULL, arguments, environ), 0, "cannot start " SAVER);
     return child;
@@ -270,6 +271,22 @@ static void wait_for_another(const char *path, const struct stat *before)
     cr_assert_fail("the saver has not saved");
 }
 
+/* What one process saves, another one loads: nothing in a file depends on the process. */
+Test(cache_snapshot, another_process_gives_the_bits)
+{
+    static const char *const modes[] = {"save", "check"};
+    char folder[64], path[128];
+    folder_make(folder);
+    snprintf(path, sizeof path, "%s/s", folder);
+    for (uint32_t i = 0; i < 2; ++i) {
+        int status = 0;
+        const pid_t child = saver_start(modes[i], path);
+        cr_assert_eq(waitpid(child, &status, 0), child, "wait");
+        cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "%s: status %d", modes[i], status);
+    }
+    folder_remove(folder);
+}
+
 /* A process that saves one sequence after the other is killed at any moment: the file is always one of them, whole. */
 Test(cache_snapshot, kill_200_times, .timeout = 300)
 {
@@ -286,7 +303,7 @@ Test(cache_snapshot, kill_200_times, .timeout = 300)
         uint64_t copy = 0;
         struct stat before = {0};
         (void)stat(path, &before);
-        const pid_t child = saver_start(path);
+        const pid_t child = saver_start("loop", path);
         for (uint32_t saves = 0; saves <= (seed >> 16 & 7u); ++saves) {
             wait_for_another(path, &before);
             (void)stat(path, &before);
