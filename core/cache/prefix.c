@@ -290,7 +290,6 @@ void nbl_index_retreat(nbl_cache *cache, uint32_t index)
 static nbl_status query_in(query *q, nbl_cache *cache, const nbl_prefix *prefix, nbl_error *err)
 {
     q->cache = cache;
-    NBL_TRY(nbl_cache_check(cache, err));
     if (cache->plan.prefix_nodes == 0)
         return NBL_REFUSE(err, NBL_E_INVALID, "the cache has no prefix index (needed: NBL_CACHE_PREFIX)");
     NBL_TRY(NBL_STRUCT_IN(nbl_prefix, &q->prefix, prefix, err));
@@ -650,7 +649,6 @@ nbl_status nbl_api_prefix_unpin(nbl_cache *cache, const nbl_prefix *prefix, uint
 
 nbl_status nbl_api_prefix_clear(nbl_cache *cache, nbl_error *err)
 {
-    NBL_TRY(nbl_cache_check(cache, err));
     if (cache->plan.prefix_nodes == 0)
         return NBL_REFUSE(err, NBL_E_INVALID, "the cache has no prefix index (needed: NBL_CACHE_PREFIX)");
     cache->index.clearing = true;

@@ -183,7 +183,6 @@ static nbl_status recount_run(recount *r, nbl_error *err)
 
 nbl_status nbl_api_cache_verify(nbl_cache *cache, nbl_error *err)
 {
-    NBL_TRY(nbl_cache_check(cache, err));
     recount r = {.cache = cache};
     const size_t nodes = (size_t)cache->plan.prefix_nodes + cache->plan.prefix_roots + 1u;
     r.page_refs = calloc(cache->plan.pages, sizeof *r.page_refs);
