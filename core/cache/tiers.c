@@ -96,6 +96,20 @@ static nbl_status file_open(nbl_cache *cache, nbl_error *err)
                     strerror(errno));
 }
 
+/* The backend's page-locked memory, or ordinary memory if it has none. */
+static bool host_open(nbl_cache *cache)
+{
+    nbl_tiers *t = &cache->tiers;
+    void *memory = NULL;
+    const uint64_t bytes = cache->plan.tier_bytes[0];
+    if (bytes == 0)
+        return true;
+    const nbl_status status = cache->device->backend->host_alloc(cache->device->inner, bytes, &memory, NULL);
+    t->locked = status == NBL_OK;
+    t->memory = status == NBL_E_UNSUPPORTED ? malloc(bytes) : memory;
+    return t->memory != NULL;
+}
+
 static bool memory_open(nbl_cache *cache)
 {
     nbl_tiers *t = &cache->tiers;
@@ -111,8 +125,7 @@ static bool memory_open(nbl_cache *cache)
             page_most = page_bytes(cache, c) > page_most ? page_bytes(cache, c) : page_most;
         }
     }
-    if (cache->plan.tier_bytes[0] > 0)
-        ok = (t->memory = malloc(cache->plan.tier_bytes[0])) != NULL && ok;
+    ok = host_open(cache) && ok;
     t->sums = malloc((file_slots + 1u) * sizeof *t->sums);
     t->page = malloc(page_most);
     return ok && t->sums != NULL && t->page != NULL;
@@ -139,7 +152,10 @@ void nbl_tiers_close(nbl_cache *cache)
             free(t->slots[i][c].newer);
         }
     }
-    free(t->memory);
+    if (t->locked)
+        cache->device->backend->host_free(cache->device->inner, t->memory);
+    else
+        free(t->memory);
     free(t->sums);
     free(t->page);
     if (t->file >= 0)

@@ -243,3 +243,22 @@ Test(cache_tiers, failing_copies)
     cr_assert_eq(found, 40, "%u tokens are left", found);
     ledger_close(&l);
 }
+
+/* The host tier lies in the backend's page-locked memory, as much as planned; without it there is no cache. */
+Test(cache_tiers, page_locked_memory_of_the_backend)
+{
+    nbl_error err = NBL_INIT(nbl_error);
+    nbl_cache_config config = ledger_config();
+    config.flags = NBL_CACHE_PREFIX;
+    config.host_bytes = 100000;
+    fixture f = fixture_open(config);
+    const nbl_cache_stats stats = fixture_stats(&f);
+    cr_assert(stats.host_bytes > 90000 && stats.host_bytes <= 100000, "%d bytes", (int)stats.host_bytes);
+    cr_assert_eq(f.c.state->host_bytes, stats.host_bytes, "%d bytes allocated", (int)f.c.state->host_bytes);
+    nbl_cache *cache = NULL;
+    f.c.state->host_fails = true;
+    EXPECT(f.c.api->cache_create(f.c.device, &config, &cache, &err), NBL_E_NO_MEMORY);
+    cr_assert_not_null(strstr(err.message, "host_bytes"), "%s", err.message);
+    fixture_close(&f);
+    cr_assert_eq(f.c.state->host_bytes, 0, "host memory stayed");
+}
