@@ -194,6 +194,37 @@ Test(cache_snapshot, dropped_prefix_and_forks)
     lab_close(&a);
 }
 
+/* A snapshot from another policy, or with a centre from more tokens, is no recomputation: it is not published. */
+Test(cache_snapshot, foreign_pages_are_not_published)
+{
+    lab a, b;
+    uint32_t tokens[120], found = 1;
+    nbl_error err = NBL_INIT(nbl_error);
+    nbl_prefix p = NBL_INIT(nbl_prefix);
+    nbl_cache_config config = lab_config();
+    lab_count(tokens, 120, 1);
+    p.tokens = tokens;
+    p.count = 120;
+    for (uint32_t i = 0; i < 2; ++i) {
+        config.sink_tokens = i == 0 ? 96 : 32; /* int8 pages where b has 4-bit ones; then a centre from 120 tokens */
+        lab_open(&a, config);
+        config = lab_config();
+        config.flags = NBL_CACHE_PREFIX;
+        config.center_tokens = 64;
+        config.host_bytes = 1 << 20;
+        lab_open(&b, config);
+        blob s = snapshot_of(&a, lab_filled(&a, tokens, 120, i == 0 ? 64 : 0));
+        const uint64_t copy = restored(&b, &s);
+        LAB_OK(b.api->prefix_publish(b.cache, copy, &p, &found, &err));
+        cr_assert_eq(found, i == 0 ? 32 : 0, "case %u: %u tokens published", i, found);
+        LAB_OK(b.api->seq_free(b.cache, copy, &err));
+        free(s.data);
+        lab_close(&b);
+        lab_close(&a);
+        config = lab_config();
+    }
+}
+
 /* ------------------------------------------------------------------------------------------------ files */
 
 static void folder_make(char folder[64])
