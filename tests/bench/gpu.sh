@@ -46,6 +46,29 @@ conformance() {
   NIBBLE_BACKEND=cuda "$suite" --jobs 1
 }
 
+# Served traces, each attend compared with a recomputation; then the cache's own tests, and snapshots from sim to cuda
+# and back.
+cache_manager() {
+  local serve=("$BUILD/bin/nibble" serve-sim --backend cuda) tests=$BUILD/tests/test_cache saver=$BUILD/bin/cache_saver
+  local file from to
+  "${serve[@]}"
+  "${serve[@]}" --policy kv4,recent=40,layers=last1:kv8 --tokens 1500
+  "${serve[@]}" --policy mxkv4,sinks=0 --tokens 500 --prefixes 10 --host-kib 200 --file-kib 400
+  if [ ! -x "$tests" ] || ldd "$tests" | grep -q 'not found'; then
+    left_out "no tests of the cache here, or no Criterion to run them"
+    return
+  fi
+  NIBBLE_BACKEND=cuda "$tests" --jobs 1 --filter 'cache_@(policy|prefix|reports|tiers|snapshot)/!(kill*|another*)'
+  file=$(mktemp)
+  for from in sim cuda; do
+    for to in sim cuda; do
+      NIBBLE_BACKEND=$from "$saver" save "$file"
+      NIBBLE_BACKEND=$to "$saver" check "$file"
+    done
+  done
+  rm -f "$file"
+}
+
 sanitizer() {
   local tool
   command -v compute-sanitizer >/dev/null || { left_out "no compute-sanitizer"; return; }
@@ -69,6 +92,7 @@ step "build"
 build
 part "differential" differential
 part "conformance" conformance
+part "cache manager" cache_manager
 part "sanitizer" sanitizer
 part "bench" bench
 step "done"

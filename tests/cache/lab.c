@@ -40,8 +40,9 @@ void lab_open(lab *l, nbl_cache_config config)
     nbl_load_options load = NBL_INIT(nbl_load_options);
     nbl_device_options options = NBL_INIT(nbl_device_options);
     *l = (lab){.config = config};
+    const char *backend = getenv("NIBBLE_BACKEND");
     load.backend = "sim";
-    options.threads = 1;
+    options.threads = backend == NULL || strcmp(backend, "sim") == 0; /* other backends have no team */
     LAB_OK(nbl_get_api(NULL, &l->api, &err));
     LAB_OK(l->api->load(&load, &l->runtime, NULL, &err));
     LAB_OK(l->api->open(l->runtime, &options, &l->device, &err));
