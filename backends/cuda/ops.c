@@ -42,6 +42,7 @@ static append_params append_params_of(const nbl_device *device, const nbl_append
     p.k_rule = shape->k_scale_rule;
     p.v_rule = shape->v_scale_rule;
     p.centering = shape->centering;
+    p.processors = device->processors;
     return p;
 }
 

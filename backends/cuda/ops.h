@@ -32,6 +32,8 @@ typedef struct append_params {
     uint32_t k_rule;
     uint32_t v_rule;
     uint32_t centering;
+    uint32_t processors;   /**< multiprocessors of the device */
+    uint32_t block_tokens; /**< of a block; set by the launch */
 } append_params;
 
 /** Centres of all sequences with tokens (NUM 4.2, COMPUTE). */

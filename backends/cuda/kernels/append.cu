@@ -3,129 +3,236 @@
  * @file append.cu
  * @brief append: one pass from the engine's K and V to codes in pages (NUM 3, 4).
  *
- * A block takes up to 32 tokens of one head, K or V; a team of Dp/16 threads holds a vector in registers from the
- * load to the store, so an input byte is read once and a code byte written once.
+ * A block takes up to four groups of 32 tokens of one head, K or V. First every thread finds the page and the sequence
+ * of a token; then a team of Dp/32 lanes holds a vector in registers from the load to the store, so that an input byte is
+ * read once and a code byte written once. If all tokens are of one sequence, its centre and shifts are turned into
+ * binary32 once and lie in shared memory.
  */
 #include "../ops.h"
-#include "../tile/store16.cuh"
+#include "../tile/page_tokens.cuh"
 
-#define VECTORS_MAX 32u
-#define WIDE_TEAM 16u /* teams larger than this come 16 to a block */
-#define THREADS_MAX 576u
+#define THREADS 128u
+#define WARPS (THREADS / WARP_LANES)
+#define GROUPS_MAX 4u
+#define TOKENS_MAX (GROUPS_MAX * GROUP_TOKENS)
+/* Inputs beyond X (NUM 3.1) show after the transforms: the largest of a run of n numbers does not get smaller by the
+ * butterflies, but for rounding, nor by shifts; a centre up to X/4 takes at most that away. */
+#define CAREFUL_FROM (0.5f * NBL_INPUT_MAX)
+#define CENTER_SMALL_EXPONENT (NBL_E_MAX - 2)
 
-static __host__ __device__ uint32_t vectors_per_block(uint32_t team)
-{
-    return team > WIDE_TEAM ? VECTORS_MAX / 2u : VECTORS_MAX;
-}
-
-/* What a thread works on. */
-struct place {
-    store16_target target;
-    uint32_t vector; /* in the block */
-    uint32_t index;  /* token of the call */
+struct append_shared {
+    token_place places[TOKENS_MAX];
+    quad_lists lists[GROUPS_MAX];
+    float reciprocals[RECIPROCALS];
+    block_stats total;
+    channel_tables *tables;      /* in dynamic memory; K */
+    uint8_t *stage;              /* the same; V */
+    block16_centering centering; /* of the block's sequence */
+    bool one_sequence;           /* of all tokens of the block */
 };
 
-static __device__ place find_place(const append_params &p, uint32_t kind, uint32_t head)
+/* What is the same for all threads of a block. */
+struct append_work {
+    uint32_t kind;
+    uint32_t head;
+    uint32_t dim;
+    uint32_t hadamard;
+    uint32_t rule;
+    uint32_t first; /* token of the call */
+    uint32_t count; /* tokens */
+    const cuda_tensor *in;
+    bool wide;
+    bool may_be_mxfp4;
+    team32 team;
+};
+
+static __device__ append_work work_of(const append_params &p)
 {
-    place at;
-    uint32_t dim = kind == NBL_KIND_K ? p.k_dim : p.v_dim;
-    uint32_t team = nbl_layout_dim_padded(dim) / BLOCK16;
-    uint32_t vectors = vectors_per_block(team);
-    uint32_t vector = threadIdx.x / team;
-    at.target.team = team;
-    at.target.b = threadIdx.x % team;
-    at.target.part.format = NBL_INT8;
-    at.index = blockIdx.x * vectors + vector;
-    at.vector = min(vector, vectors - 1u);
-    bool has_token = vector < vectors && at.index < p.tokens;
-    int64_t slot = has_token ? p.slots[at.index] : -1;
-    const cuda_region *region = slot >= 0 ? cuda_region_find(&p.pages, slot / p.pages.page_tokens) : NULL;
-    if (slot != -1 && region == NULL) {
-        cuda_fault_report(p.status, CUDA_FAULT_SLOT, at.index, 0, slot, 0);
-    }
-    at.target.active = region != NULL;
-    if (region != NULL) {
-        at.target.token = (uint32_t)(slot % p.pages.page_tokens);
-        at.target.part = block16_part_at(&p.pages, region, (uint32_t)(slot / p.pages.page_tokens), kind, head, dim);
-    }
-    return at;
+    append_work w;
+    bool is_k = blockIdx.z == NBL_KIND_K;
+    w.kind = blockIdx.z;
+    w.head = blockIdx.y;
+    w.dim = is_k ? p.k_dim : p.v_dim;
+    w.hadamard = is_k ? p.k_hadamard : p.v_hadamard;
+    w.rule = is_k ? p.k_rule : p.v_rule;
+    w.first = blockIdx.x * p.block_tokens;
+    w.count = min(p.block_tokens, p.tokens - w.first);
+    w.in = is_k ? &p.k : &p.v;
+    w.wide = tensor_is_wide(w.in);
+    w.may_be_mxfp4 = any_mxfp4(p.pages, w.kind);
+    w.team = team32_of(w.dim);
+    return w;
 }
 
-/* Centre and shifts of the thread's vector; none for V. */
-static __device__ block16_centering find_centering(const append_params &p, const place &at, uint32_t kind,
-                                                   uint32_t head)
+/* Places of all tokens of the block; none past the last one. */
+static __device__ void find_places(const append_params &p, const append_work &w, append_shared *s)
 {
-    block16_centering none = {NULL, NULL, NULL};
-    if (kind != NBL_KIND_K || !p.centering || !at.target.active) {
-        return none;
+    for (uint32_t t = threadIdx.x; t < TOKENS_MAX; t += THREADS) {
+        int64_t slot = t < w.count ? p.slots[w.first + t] : -1;
+        token_place at = token_place_of_slot(&p.pages, slot, w.first + t, w.kind, w.head, w.dim, p.status);
+        if (p.centering && t < w.count) {
+            at.sequence = (int32_t)sequence_of(p.seq_indptr, p.batch, w.first + t);
+        }
+        s->places[t] = at;
     }
-    uint32_t sequence = sequence_of(p.seq_indptr, p.batch, at.index);
-    return block16_centering_of(&p.centers, sequence, p.kv_heads, head, p.k_dim, p.status);
 }
 
-/* Loads, sanitizes and transforms the thread's elements; zeros where there is no vector. */
-static __device__ void load(const append_params &p, const place &at, uint32_t kind, uint32_t head, float (&x)[BLOCK16],
+/* After find_places and a barrier: lists of V, tables of K. */
+static __device__ void prepare(const append_params &p, const append_work &w, append_shared *s)
+{
+    if (w.kind == NBL_KIND_V) {
+        for (uint32_t g = threadIdx.x / WARP_LANES; g < GROUPS_MAX; g += WARPS) {
+            quad_lists_fill(&s->lists[g], &s->places[g * GROUP_TOKENS]);
+        }
+    } else if (p.centering) {
+        int32_t sequence = s->places[0].sequence;
+        bool one = sequence == s->places[w.count - 1u].sequence;
+        block16_centering c =
+            block16_centering_of(&p.centers, (uint32_t)sequence, p.kv_heads, w.head, p.k_dim, p.status);
+        if (one) {
+            channel_tables_fill(s->tables, c, w.dim, 1);
+        }
+        if (threadIdx.x == 0) {
+            s->one_sequence = one;
+            s->centering = c;
+        }
+    }
+}
+
+/* Loads and transforms the lane's elements; zeros where there is no vector. */
+static __device__ void load(const append_params &p, const append_work &w, const append_shared *s, uint32_t t,
+                            bool active, bool careful, const block16_centering &own, float (&x)[VECTOR32],
                             block16_counts *counts)
 {
-    const cuda_tensor *t = kind == NBL_KIND_K ? &p.k : &p.v;
-    uint32_t dim = kind == NBL_KIND_K ? p.k_dim : p.v_dim;
-    uint32_t b = at.target.b;
-    block16_centering centering = find_centering(p, at, kind, head);
-    if (at.target.active) {
-        const uint8_t *row = t->data + (int64_t)at.index * t->stride[0] + (int64_t)head * t->stride[1];
-        block16_read(t, row, 2, dim, b, x);
-        block16_sanitize(x, counts);
+    uint32_t b = w.team.b;
+    bool is_centered = w.kind == NBL_KIND_K && p.centering;
+    if (active) {
+        const uint8_t *row = w.in->data + (int64_t)(w.first + t) * w.in->stride[0] + (int64_t)w.head * w.in->stride[1];
+        vector32_read(w.in, w.wide, row, w.dim, b, x);
     } else {
 #pragma unroll
-        for (uint32_t i = 0; i < BLOCK16; ++i) {
+        for (uint32_t i = 0; i < VECTOR32; ++i) {
             x[i] = 0.0f;
         }
     }
-    if (centering.shifts != NULL) {
-        block16_shift(x, centering.shifts, dim, b, 1);
+    if (careful) {
+        vector32_sanitize(x, counts);
     }
-    block16_hadamard(x, b, kind == NBL_KIND_K ? p.k_hadamard : p.v_hadamard);
-    if (centering.codes != NULL) {
-        block16_center(x, centering.codes, *centering.exponent, dim, b, -1.0f);
+    if (is_centered && s->one_sequence) {
+        vector32_scale(x, s->tables, b);
+    } else if (own.shifts != NULL) {
+        vector32_scale_from(x, own.shifts, w.dim, b, 1);
+    }
+    vector32_hadamard(x, b, w.hadamard);
+    if (is_centered && s->one_sequence) {
+        vector32_center(x, s->tables, b, -1.0f);
+    } else if (own.codes != NULL) {
+        vector32_center_from(x, own.codes, *own.exponent, w.dim, b, -1.0f);
     }
 }
 
-static __global__ void __launch_bounds__(THREADS_MAX) append_kernel(const __grid_constant__ append_params p)
+/* Centre and shifts of the lane's token where the block has several sequences; else none. */
+static __device__ block16_centering own_centering(const append_params &p, const append_work &w, const append_shared *s,
+                                                  uint32_t t, bool active)
 {
-    __shared__ uint32_t slots[VECTORS_MAX];
-    __shared__ block_stats total;
-    uint32_t kind = blockIdx.z;
-    uint32_t head = blockIdx.y;
-    if (threadIdx.x == 0) {
-        total = block_stats{0, 0, 0, 0, 0};
+    block16_centering none = {NULL, NULL, NULL};
+    if (w.kind != NBL_KIND_K || !p.centering || s->one_sequence || !active) {
+        return none;
     }
+    return block16_centering_of(&p.centers, (uint32_t)s->places[t].sequence, p.kv_heads, w.head, p.k_dim, p.status);
+}
+
+static __device__ bool center_is_large(const block16_centering &c)
+{
+    return c.codes != NULL && nbl_e8m0_decode_slot(*c.exponent) > CENTER_SMALL_EXPONENT;
+}
+
+/* One vector of each team of the warp: token t of the block, if active. */
+static __device__ void append_vector(const append_params &p, const append_work &w, append_shared *s, uint32_t t,
+                                     bool active)
+{
+    float x[VECTOR32];
+    codes32 q;
+    block16_counts counts = {0, 0, 0};
+    range32 range;
+    const token_place &at = s->places[t];
+    active = active && at.codes != NULL;
+    block16_centering own = own_centering(p, w, s, t, active);
+    bool one = w.kind == NBL_KIND_K && p.centering && s->one_sequence;
+    bool careful = __any_sync(FULL_WARP, center_is_large(own) || (one && center_is_large(s->centering)));
+#pragma unroll 1
+    for (;;) {
+        load(p, w, s, t, active, careful, own, x, &counts);
+        range = range32_of(x, w.team);
+        if (careful || !__any_sync(FULL_WARP, range.vector >= nbl_bits_of(CAREFUL_FROM))) {
+            break;
+        }
+        careful = true;
+    }
+    quantize32(x, range, w.team, at.format, w.rule, w.may_be_mxfp4, s->reciprocals, p.stats != NULL, &q);
+    if (active) {
+        write_scales(at, w.team, q);
+        if (w.kind == NBL_KIND_K) {
+            write_k_codes(at, w.team.b, q.words);
+        } else {
+            stage_v_codes(s->stage + t % GROUP_TOKENS * stage_row_bytes(w.dim), w.team.b, at.format, q.words);
+        }
+    }
+    if (p.stats != NULL) {
+        block_stats_add(&s->total, q, counts, range, w.team, at.format, active);
+    }
+}
+
+static __global__ void __launch_bounds__(THREADS) append_kernel(const __grid_constant__ append_params p)
+{
+    extern __shared__ uint4 dynamic[];
+    __shared__ append_shared s;
+    append_work w = work_of(p);
+    if (threadIdx.x == 0) {
+        s.total = block_stats{0, 0, 0, 0, 0};
+        s.tables = (channel_tables *)(void *)dynamic;
+        s.stage = (uint8_t *)dynamic;
+    }
+    reciprocals_fill(s.reciprocals);
+    find_places(p, w, &s);
     if (p.centering && blockIdx.x + blockIdx.y + blockIdx.z == 0) {
         check_indptr(p.seq_indptr, p.batch, p.tokens, 1, p.status);
     }
     __syncthreads();
-    place at = find_place(p, kind, head);
-    float x[BLOCK16];
-    block16_counts counts = {0, 0, 0};
-    load(p, at, kind, head, x, &counts);
-    store16(x, at.target, kind == NBL_KIND_K ? p.k_rule : p.v_rule, any_mxfp4(p.pages, kind), &slots[at.vector], counts,
-            p.stats != NULL ? &total : NULL);
+    prepare(p, w, &s);
+    __syncthreads();
+    for (uint32_t g = 0; g * GROUP_TOKENS < w.count; ++g) {
+        for (uint32_t v = threadIdx.x / WARP_LANES * w.team.per_warp; v < GROUP_TOKENS; v += WARPS * w.team.per_warp) {
+            bool active = w.team.vector < w.team.per_warp;
+            append_vector(p, w, &s, g * GROUP_TOKENS + v + (active ? w.team.vector : 0u), active);
+        }
+        if (w.kind == NBL_KIND_V) {
+            __syncthreads();
+            write_v_codes(&s.lists[g], &s.places[g * GROUP_TOKENS], s.stage, w.dim);
+            __syncthreads();
+        }
+    }
     if (p.stats != NULL) {
         __syncthreads();
         if (threadIdx.x == 0) {
-            block_stats_flush(total, p.stats);
+            block_stats_flush(s.total, p.stats);
         }
     }
 }
 
-extern "C" cudaError_t nbl_cuda_append(const append_params *p, cudaStream_t stream)
+/* Tokens of a block: as many as leave every multiprocessor several blocks. */
+static uint32_t block_tokens_of(const append_params *p)
 {
-    uint32_t k_team = nbl_layout_dim_padded(p->k_dim) / BLOCK16;
-    uint32_t v_team = nbl_layout_dim_padded(p->v_dim) / BLOCK16;
-    uint32_t k_vectors = vectors_per_block(k_team);
-    uint32_t v_vectors = vectors_per_block(v_team);
-    uint32_t threads = max(k_team * k_vectors, v_team * v_vectors);
-    uint32_t vectors = min(k_vectors, v_vectors);
-    dim3 grid((p->tokens + vectors - 1u) / vectors, p->kv_heads, 2);
-    append_kernel<<<grid, threads, 0, stream>>>(*p);
+    uint32_t groups = (p->tokens + GROUP_TOKENS - 1u) / GROUP_TOKENS * p->kv_heads * 2u / (8u * p->processors);
+    return GROUP_TOKENS * min(max(groups, 1u), GROUPS_MAX);
+}
+
+extern "C" cudaError_t nbl_cuda_append(const append_params *params, cudaStream_t stream)
+{
+    append_params p = *params;
+    p.block_tokens = block_tokens_of(params);
+    size_t shared = max((size_t)GROUP_TOKENS * stage_row_bytes(p.v_dim), p.centering ? sizeof(channel_tables) : 0u);
+    dim3 grid((p.tokens + p.block_tokens - 1u) / p.block_tokens, p.kv_heads, 2);
+    append_kernel<<<grid, THREADS, shared, stream>>>(p);
     return cudaGetLastError();
 }

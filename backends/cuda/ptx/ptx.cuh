@@ -95,6 +95,14 @@ PTX_FN uint32_t ptx_keep(uint32_t x)
     return x;
 }
 
+/** The larger number, NaN if one is. PTX ISA, Floating Point, max */
+PTX_FN float ptx_max_nan(float a, float b)
+{
+    float d;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(d) : "f"(a), "f"(b));
+    return d;
+}
+
 /* ------------------------------------------------------------------------------------------------ exponential */
 
 /** 2^x, relative error below 2^-22; subnormal results are 0. PTX ISA, Floating Point, ex2 */

@@ -1,0 +1,308 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file vector32.cuh
+ * @brief A vector held by a team of lanes, 32 consecutive elements each: reading, transforms, writing.
+ *
+ * A team has Dp/32 lanes of one warp, side by side; a warp holds a power of two of teams and may leave lanes idle. With
+ * 32 elements in a lane every block of a format (NUM 2) and both halves of a V byte (F4) are in one thread, and only the
+ * butterflies from 32 on leave it: n divides D, so n/32 divides the size of the team, and partners are lanes whose
+ * numbers differ in one bit. All lanes of a warp take part in every function with a shuffle; idle ones hold zeros.
+ */
+#ifndef CUDA_VECTOR32_H
+#define CUDA_VECTOR32_H
+
+#include "../ptx/ptx.cuh"
+#include "block16.cuh"
+
+#include <cuda_fp16.h>
+
+#define VECTOR32 NBL_LAYOUT_DIM_BLOCK
+#define WARP_LANES 32u
+#define GROUP_TOKENS 32u /* tokens that a block works on at a time */
+
+/** A lane's place in the teams of its warp. */
+struct team32 {
+    uint32_t size;     /**< lanes of a vector */
+    uint32_t per_warp; /**< vectors of a warp */
+    uint32_t vector;   /**< the lane's; per_warp or more: the lane is idle */
+    uint32_t b;        /**< block of 32 in the vector */
+};
+
+/** Vectors of a warp: the largest power of two that fits. */
+NBL_FN uint32_t team32_per_warp(uint32_t dim)
+{
+    uint32_t fits = WARP_LANES * VECTOR32 / nbl_layout_dim_padded(dim);
+    uint32_t n = 1;
+    while (2u * n <= fits) {
+        n *= 2u;
+    }
+    return n;
+}
+
+CUDA_DEVICE team32 team32_of(uint32_t dim)
+{
+    uint32_t lane = threadIdx.x % WARP_LANES;
+    uint32_t size = nbl_layout_dim_padded(dim) / VECTOR32;
+    return team32{size, team32_per_warp(dim), lane / size, lane % size};
+}
+
+/** Largest value of a team, in all its lanes. */
+CUDA_DEVICE uint32_t team32_max(const team32 &t, uint32_t value)
+{
+    bool is_power = (t.size & (t.size - 1u)) == 0;
+    uint32_t first = threadIdx.x % WARP_LANES - t.b;
+    for (uint32_t distance = 1; distance < t.size; distance *= 2u) {
+        uint32_t partner = is_power ? t.b ^ distance : (t.b + distance) % t.size; /* windows may overlap */
+        value = max(value, __shfl_sync(FULL_WARP, value, (int)(first + partner)));
+    }
+    return value;
+}
+
+/* ------------------------------------------------------------------------------------------------ tensors */
+
+/** 1 if rows of the tensor's last axis can be read and written 16 bytes at a time. */
+CUDA_DEVICE bool tensor_is_wide(const cuda_tensor *t)
+{
+    return t->packed && (((uint64_t)t->data | (uint64_t)t->stride[0] | (uint64_t)t->stride[1]) & 15u) == 0;
+}
+
+/** Sixteen bytes that nothing writes while the kernel runs. */
+CUDA_DEVICE uint4 read16(const uint8_t *at)
+{
+    return __ldg((const uint4 *)(const void *)at);
+}
+
+/* Two binary32 of two halves of a word. */
+CUDA_DEVICE float2 floats_of(uint32_t word, uint32_t dtype)
+{
+    if (dtype == NBL_BF16) {
+        return make_float2(nbl_float_of(word << 16), nbl_float_of(word & 0xffff0000u));
+    }
+    __half2 pair;
+    memcpy(&pair, &word, sizeof pair);
+    return __half22float2(pair);
+}
+
+CUDA_DEVICE void read_halves(const uint8_t *at, uint32_t first, uint32_t dim, uint32_t dtype, float (&x)[VECTOR32])
+{
+    uint4 chunk[VECTOR32 / 8u];
+#pragma unroll
+    for (uint32_t k = 0; k < VECTOR32 / 8u; ++k) {
+        chunk[k] = first + 8u * k < dim ? read16(at + 16u * k) : make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < VECTOR32 / 8u; ++k) {
+        uint32_t words[4] = {chunk[k].x, chunk[k].y, chunk[k].z, chunk[k].w};
+#pragma unroll
+        for (uint32_t i = 0; i < 4u; ++i) {
+            float2 pair = floats_of(words[i], dtype);
+            x[8u * k + 2u * i] = pair.x;
+            x[8u * k + 2u * i + 1u] = pair.y;
+        }
+    }
+}
+
+CUDA_DEVICE void read_floats(const uint8_t *at, uint32_t first, uint32_t dim, float (&x)[VECTOR32])
+{
+#pragma unroll
+    for (uint32_t k = 0; k < VECTOR32 / 4u; ++k) {
+        uint4 v = first + 4u * k < dim ? read16(at + 16u * k) : make_uint4(0, 0, 0, 0);
+        x[4u * k] = nbl_float_of(v.x);
+        x[4u * k + 1u] = nbl_float_of(v.y);
+        x[4u * k + 2u] = nbl_float_of(v.z);
+        x[4u * k + 3u] = nbl_float_of(v.w);
+    }
+}
+
+/** The lane's elements of a row of dim elements as binary32; those past dim are 0. wide: tensor_is_wide. D is a multiple
+ *  of 8 (F1), so 16 bytes never reach past the row. */
+CUDA_DEVICE void vector32_read(const cuda_tensor *t, bool wide, const uint8_t *row, uint32_t dim, uint32_t b,
+                               float (&x)[VECTOR32])
+{
+    uint32_t first = b * VECTOR32;
+    const uint8_t *at = row + (int64_t)first * t->stride[2];
+    if (wide && t->dtype == NBL_F32) {
+        read_floats(at, first, dim, x);
+    } else if (wide) {
+        read_halves(at, first, dim, t->dtype, x);
+    } else {
+#pragma unroll
+        for (uint32_t i = 0; i < VECTOR32; ++i) {
+            x[i] = first + i < dim ? cuda_element_read(at + (int64_t)i * t->stride[2], t->dtype) : 0.0f;
+        }
+    }
+}
+
+/* Two elements rounded to a 2-byte type, in a word. */
+CUDA_DEVICE uint32_t halves_of(float low, float high, uint32_t dtype)
+{
+    uint32_t first = dtype == NBL_BF16 ? nbl_bf16_from_f32(low) : nbl_f16_from_f32(low);
+    uint32_t second = dtype == NBL_BF16 ? nbl_bf16_from_f32(high) : nbl_f16_from_f32(high);
+    return first | second << 16;
+}
+
+/** Writes the lane's elements below dim, RNE. */
+CUDA_DEVICE void vector32_write(const cuda_tensor *t, bool wide, uint8_t *row, uint32_t dim, uint32_t b,
+                                const float (&x)[VECTOR32])
+{
+    uint32_t first = b * VECTOR32;
+    uint8_t *at = row + (int64_t)first * t->stride[2];
+    if (!wide) {
+#pragma unroll
+        for (uint32_t i = 0; i < VECTOR32; ++i) {
+            if (first + i < dim) {
+                cuda_element_write(at + (int64_t)i * t->stride[2], t->dtype, x[i]);
+            }
+        }
+        return;
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < VECTOR32 / 8u; ++k) {
+        const float *e = &x[8u * k];
+        if (first + 8u * k >= dim) {
+            break;
+        }
+        if (t->dtype == NBL_F32) {
+            ((float4 *)(void *)at)[2u * k] = make_float4(e[0], e[1], e[2], e[3]);
+            ((float4 *)(void *)at)[2u * k + 1u] = make_float4(e[4], e[5], e[6], e[7]);
+        } else {
+            ((uint4 *)(void *)at)[k] = make_uint4(halves_of(e[0], e[1], t->dtype), halves_of(e[2], e[3], t->dtype),
+                                                  halves_of(e[4], e[5], t->dtype), halves_of(e[6], e[7], t->dtype));
+        }
+    }
+}
+
+/** NUM 3.1 on every element. */
+CUDA_DEVICE void vector32_sanitize(float (&x)[VECTOR32], block16_counts *counts)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR32; ++i) {
+        if ((nbl_bits_of(x[i]) & 0x7fffffffu) > nbl_bits_of(NBL_INPUT_MAX)) {
+            nbl_quant_stats stats = {0, 0, 0, 0, 0};
+            x[i] = nbl_sanitize(x[i], &stats);
+            counts->nan_inputs += (uint32_t)stats.nan_inputs;
+            counts->inf_inputs += (uint32_t)stats.inf_inputs;
+            counts->saturated += (uint32_t)stats.saturated;
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ transforms */
+
+/** Butterflies of NUM 4.1; b is the lane's place in its team, n the block or 0. */
+CUDA_DEVICE void vector32_hadamard(float (&x)[VECTOR32], uint32_t b, uint32_t n)
+{
+#pragma unroll
+    for (uint32_t h = 1; h < VECTOR32; h *= 2u) {
+        if (h < n) {
+#pragma unroll
+            for (uint32_t i = 0; i < VECTOR32; ++i) {
+                if ((i & h) == 0) {
+                    float low = x[i];
+                    float high = x[i + h];
+                    x[i] = low + high;
+                    x[i + h] = low - high;
+                }
+            }
+        }
+    }
+    for (uint32_t h = VECTOR32; h < n; h *= 2u) {
+        uint32_t distance = h / VECTOR32;
+        float sign = (b & distance) != 0 ? -1.0f : 1.0f;
+#pragma unroll
+        for (uint32_t i = 0; i < VECTOR32; ++i) {
+            float other = __shfl_xor_sync(FULL_WARP, x[i], (int)distance);
+            x[i] = nbl_fma(x[i], sign, other); /* other + x or other - x */
+        }
+    }
+}
+
+/** Takes the transform back (NUM 4.4). */
+CUDA_DEVICE void vector32_hadamard_undo(float (&x)[VECTOR32], uint32_t b, uint32_t n)
+{
+    if (n == 0) {
+        return;
+    }
+    vector32_hadamard(x, b, n);
+    float inverse = nbl_pow2(-nbl_log2_of(n));
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR32; ++i) {
+        x[i] *= inverse;
+    }
+}
+
+/* Centre and shifts of one sequence and head as binary32, for all lanes of a block. A team's lanes read 36 floats
+ * apart, which are different banks. */
+#define CHANNEL_STRIDE (VECTOR32 + 4u)
+#define CHANNEL_FLOATS (NBL_DIM_PADDED_MAX / VECTOR32 * CHANNEL_STRIDE)
+
+/** 2^(sign * u) and mu * 2^Emu of every element; 1 and 0 past the dimension. */
+struct channel_tables {
+    float factor[CHANNEL_FLOATS];
+    float center[CHANNEL_FLOATS];
+};
+
+/** Fills the tables by all threads of the block. sign: 1 before quantizing, -1 after reading (NUM 4.5, 4.4). */
+CUDA_DEVICE void channel_tables_fill(channel_tables *tables, const block16_centering &from, uint32_t dim, int32_t sign)
+{
+    float unit = from.codes != NULL ? nbl_pow2(nbl_e8m0_decode_slot(*from.exponent)) : 0.0f;
+    for (uint32_t d = threadIdx.x; d < nbl_layout_dim_padded(dim); d += blockDim.x) {
+        uint32_t at = d / VECTOR32 * CHANNEL_STRIDE + d % VECTOR32;
+        bool has_shift = from.shifts != NULL && d < dim;
+        tables->factor[at] = has_shift ? nbl_pow2(sign * (int32_t)(from.shifts[d] & NBL_SHIFT_MAX)) : 1.0f;
+        tables->center[at] = from.codes != NULL && d < dim ? (float)from.codes[d] * unit : 0.0f;
+    }
+}
+
+/** x * factor, of the lane's elements. */
+CUDA_DEVICE void vector32_scale(float (&x)[VECTOR32], const channel_tables *tables, uint32_t b)
+{
+    const float4 *factor = (const float4 *)(const void *)&tables->factor[b * CHANNEL_STRIDE];
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR32 / 4u; ++i) {
+        float4 f = factor[i];
+        x[4u * i] *= f.x;
+        x[4u * i + 1u] *= f.y;
+        x[4u * i + 2u] *= f.z;
+        x[4u * i + 3u] *= f.w;
+    }
+}
+
+/** x + sign * center, of the lane's elements; sign is 1 or -1. */
+CUDA_DEVICE void vector32_center(float (&x)[VECTOR32], const channel_tables *tables, uint32_t b, float sign)
+{
+    const float4 *center = (const float4 *)(const void *)&tables->center[b * CHANNEL_STRIDE];
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR32 / 4u; ++i) {
+        float4 c = center[i];
+        x[4u * i] = nbl_fma(c.x, sign, x[4u * i]);
+        x[4u * i + 1u] = nbl_fma(c.y, sign, x[4u * i + 1u]);
+        x[4u * i + 2u] = nbl_fma(c.z, sign, x[4u * i + 2u]);
+        x[4u * i + 3u] = nbl_fma(c.w, sign, x[4u * i + 3u]);
+    }
+}
+
+/** x * 2^(sign * u) straight from the shifts of a sequence, where a block has more than one. */
+CUDA_DEVICE void vector32_scale_from(float (&x)[VECTOR32], const uint8_t *shifts, uint32_t dim, uint32_t b,
+                                     int32_t sign)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR32; ++i) {
+        uint32_t d = b * VECTOR32 + i;
+        x[i] *= d < dim ? nbl_pow2(sign * (int32_t)(shifts[d] & NBL_SHIFT_MAX)) : 1.0f;
+    }
+}
+
+/** x + sign * mu * 2^Emu straight from the centre of a sequence. */
+CUDA_DEVICE void vector32_center_from(float (&x)[VECTOR32], const int8_t *codes, uint8_t exponent, uint32_t dim,
+                                      uint32_t b, float sign)
+{
+    float unit = sign * nbl_pow2(nbl_e8m0_decode_slot(exponent));
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR32; ++i) {
+        uint32_t d = b * VECTOR32 + i;
+        x[i] = nbl_fma(d < dim ? (float)codes[d] : 0.0f, unit, x[i]); /* the product is exact */
+    }
+}
+
+#endif
