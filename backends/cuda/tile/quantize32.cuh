@@ -55,6 +55,12 @@ CUDA_DEVICE range32 range32_of(const float (&x)[VECTOR32], const team32 &team)
     return out;
 }
 
+/* x brought into [-limit, limit]; x is no NaN. Two instructions, which comparisons would not be. */
+CUDA_DEVICE float clamp_finite(float x, float limit)
+{
+    return fminf(fmaxf(x, -limit), limit);
+}
+
 /* Eight 4-bit codes in the low bits of eight numbers whose bits 4..19 are 0, as a word of K. */
 CUDA_DEVICE uint32_t pack_nibbles(const uint32_t *low_bits)
 {
@@ -82,7 +88,7 @@ CUDA_DEVICE void quantize32_int8(const float (&x)[VECTOR32], const range32 &rang
 #pragma unroll
         for (uint32_t j = 0; j < 4u; ++j) {
             float y = x[4u * i + j] * inverse;
-            bits[j] = nbl_bits_of(nbl_clamp_f32(y, -(float)NBL_INT8_CODE_MAX, (float)NBL_INT8_CODE_MAX) + NBL_MAGIC);
+            bits[j] = nbl_bits_of(clamp_finite(y, (float)NBL_INT8_CODE_MAX) + NBL_MAGIC);
         }
         out->words[i] = ptx_prmt(ptx_prmt(bits[0], bits[1], 0x0040u), ptx_prmt(bits[2], bits[3], 0x0040u), 0x5410u);
     }
@@ -112,7 +118,7 @@ template <bool CLAMP> CUDA_DEVICE int4p_trial int4p_try(const float (&y)[BLOCK16
     for (uint32_t i = 0; i < BLOCK16; ++i) {
         float t = y[i] * inverse;
         if (CLAMP) {
-            t = nbl_clamp_f32(t, -(float)NBL_INT4P_CODE_MAX, (float)NBL_INT4P_CODE_MAX);
+            t = clamp_finite(t, (float)NBL_INT4P_CODE_MAX);
         }
         float sum = t + INT4P_ROUND;
         float difference = nbl_fma(-(sum - INT4P_ROUND), m, y[i]); /* q * m is exact */
