@@ -25,11 +25,26 @@ struct append_shared {
     quad_lists lists[GROUPS_MAX];
     float reciprocals[RECIPROCALS];
     block_stats total;
-    channel_tables *tables;      /* in dynamic memory; K */
-    uint8_t *stage;              /* the same; V */
     block16_centering centering; /* of the block's sequence */
     bool one_sequence;           /* of all tokens of the block */
 };
+
+/* Dynamic shared memory: the tables of K, or the staged rows of V. */
+static __device__ uint4 *dynamic_memory(void)
+{
+    extern __shared__ uint4 dynamic[];
+    return dynamic;
+}
+
+static __device__ channel_tables *tables_of(void)
+{
+    return (channel_tables *)(void *)dynamic_memory();
+}
+
+static __device__ uint8_t *stage_of(void)
+{
+    return (uint8_t *)dynamic_memory();
+}
 
 /* What is the same for all threads of a block. */
 struct append_work {
@@ -49,13 +64,13 @@ struct append_work {
 static __device__ append_work work_of(const append_params &p)
 {
     append_work w;
-    bool is_k = blockIdx.z == NBL_KIND_K;
-    w.kind = blockIdx.z;
-    w.head = blockIdx.y;
+    bool is_k = blockIdx.y == NBL_KIND_K;
+    w.kind = blockIdx.y;
+    w.head = blockIdx.x % p.kv_heads;
     w.dim = is_k ? p.k_dim : p.v_dim;
     w.hadamard = is_k ? p.k_hadamard : p.v_hadamard;
     w.rule = is_k ? p.k_rule : p.v_rule;
-    w.first = blockIdx.x * p.block_tokens;
+    w.first = blockIdx.x / p.kv_heads * p.block_tokens;
     w.count = min(p.block_tokens, p.tokens - w.first);
     w.in = is_k ? &p.k : &p.v;
     w.wide = tensor_is_wide(w.in);
@@ -90,7 +105,7 @@ static __device__ void prepare(const append_params &p, const append_work &w, app
         block16_centering c =
             block16_centering_of(&p.centers, (uint32_t)sequence, p.kv_heads, w.head, p.k_dim, p.status);
         if (one) {
-            channel_tables_fill(s->tables, c, w.dim, 1);
+            channel_tables_fill(tables_of(), c, w.dim, 1);
         }
         if (threadIdx.x == 0) {
             s->one_sequence = one;
@@ -119,13 +134,13 @@ static __device__ void load(const append_params &p, const append_work &w, const 
         vector32_sanitize(x, counts);
     }
     if (is_centered && s->one_sequence) {
-        vector32_scale(x, s->tables, b);
+        vector32_scale(x, tables_of(), b);
     } else if (own.shifts != NULL) {
         vector32_scale_from(x, own.shifts, w.dim, b, 1);
     }
     vector32_hadamard(x, b, w.hadamard);
     if (is_centered && s->one_sequence) {
-        vector32_center(x, s->tables, b, -1.0f);
+        vector32_center(x, tables_of(), b, -1.0f);
     } else if (own.codes != NULL) {
         vector32_center_from(x, own.codes, *own.exponent, w.dim, b, -1.0f);
     }
@@ -175,7 +190,7 @@ static __device__ void append_vector(const append_params &p, const append_work &
         if (w.kind == NBL_KIND_K) {
             write_k_codes(at, w.team.b, q.words);
         } else {
-            stage_v_codes(s->stage + t % GROUP_TOKENS * stage_row_bytes(w.dim), w.team.b, at.format, q.words);
+            stage_v_codes(stage_of() + t % GROUP_TOKENS * stage_row_bytes(w.dim), w.team.b, at.format, q.words);
         }
     }
     if (p.stats != NULL) {
@@ -185,17 +200,14 @@ static __device__ void append_vector(const append_params &p, const append_work &
 
 static __global__ void __launch_bounds__(THREADS) append_kernel(const __grid_constant__ append_params p)
 {
-    extern __shared__ uint4 dynamic[];
     __shared__ append_shared s;
     append_work w = work_of(p);
     if (threadIdx.x == 0) {
         s.total = block_stats{0, 0, 0, 0, 0};
-        s.tables = (channel_tables *)(void *)dynamic;
-        s.stage = (uint8_t *)dynamic;
     }
     reciprocals_fill(s.reciprocals);
     find_places(p, w, &s);
-    if (p.centering && blockIdx.x + blockIdx.y + blockIdx.z == 0) {
+    if (p.centering && blockIdx.x + blockIdx.y == 0) {
         check_indptr(p.seq_indptr, p.batch, p.tokens, 1, p.status);
     }
     __syncthreads();
@@ -208,7 +220,7 @@ static __global__ void __launch_bounds__(THREADS) append_kernel(const __grid_con
         }
         if (w.kind == NBL_KIND_V) {
             __syncthreads();
-            write_v_codes(&s.lists[g], &s.places[g * GROUP_TOKENS], s.stage, w.dim);
+            write_v_codes(&s.lists[g], &s.places[g * GROUP_TOKENS], stage_of(), w.dim);
             __syncthreads();
         }
     }
@@ -232,7 +244,7 @@ extern "C" cudaError_t nbl_cuda_append(const append_params *params, cudaStream_t
     append_params p = *params;
     p.block_tokens = block_tokens_of(params);
     size_t shared = max((size_t)GROUP_TOKENS * stage_row_bytes(p.v_dim), p.centering ? sizeof(channel_tables) : 0u);
-    dim3 grid((p.tokens + p.block_tokens - 1u) / p.block_tokens, p.kv_heads, 2);
+    dim3 grid((p.tokens + p.block_tokens - 1u) / p.block_tokens * p.kv_heads, 2); /* heads of a token side by side */
     append_kernel<<<grid, THREADS, shared, stream>>>(p);
     return cudaGetLastError();
 }

@@ -32,12 +32,12 @@ struct gather_work {
 static __device__ gather_work work_of(const gather_params &p)
 {
     gather_work w;
-    bool is_k = blockIdx.z == NBL_KIND_K;
-    w.kind = blockIdx.z;
-    w.head = blockIdx.y;
+    bool is_k = blockIdx.y == NBL_KIND_K;
+    w.kind = blockIdx.y;
+    w.head = blockIdx.x % p.kv_heads;
     w.dim = is_k ? p.k_dim : p.v_dim;
     w.hadamard = is_k ? p.k_hadamard : p.v_hadamard;
-    w.first = blockIdx.x * GROUP_TOKENS;
+    w.first = blockIdx.x / p.kv_heads * GROUP_TOKENS;
     w.count = min(GROUP_TOKENS, p.tokens - w.first);
     w.out = is_k ? &p.k : &p.v;
     w.wide = tensor_is_wide(w.out);
@@ -112,7 +112,7 @@ static __global__ void __launch_bounds__(THREADS) gather_kernel(const __grid_con
     if (w.out->data == NULL) {
         return;
     }
-    if (p.seq_indptr != NULL && blockIdx.x + blockIdx.y == 0) {
+    if (p.seq_indptr != NULL && blockIdx.x == 0) {
         check_indptr(p.seq_indptr, p.batch, p.tokens, 1, p.status);
     }
     find_places(p, w, &s);
@@ -129,7 +129,7 @@ static __global__ void __launch_bounds__(THREADS) gather_kernel(const __grid_con
 
 extern "C" cudaError_t nbl_cuda_gather(const gather_params *p, cudaStream_t stream)
 {
-    dim3 grid((p->tokens + GROUP_TOKENS - 1u) / GROUP_TOKENS, p->kv_heads, 2);
+    dim3 grid((p->tokens + GROUP_TOKENS - 1u) / GROUP_TOKENS * p->kv_heads, 2); /* heads of a token side by side */
     gather_kernel<<<grid, THREADS, GROUP_TOKENS * stage_row_bytes(p->v_dim), stream>>>(*p);
     return cudaGetLastError();
 }
