@@ -11,7 +11,6 @@
 
 nbl_status cuda_check_stream(const nbl_device *device, nbl_stream stream, nbl_error *err)
 {
-    int ordinal = 0;
     if (stream.kind != NBL_STREAM_CUDA) {
         return cuda_fail(err, NBL_E_INVALID, "cuda: stream.kind is %u (allowed: %d, NBL_STREAM_CUDA)", stream.kind,
                          NBL_STREAM_CUDA);
@@ -24,7 +23,13 @@ nbl_status cuda_check_stream(const nbl_device *device, nbl_stream stream, nbl_er
         return cuda_fail(err, NBL_E_INVALID,
                          "cuda: stream.handle is NULL (allowed: a stream, cudaStreamLegacy or cudaStreamPerThread)");
     }
-    cudaError_t error = cudaStreamGetDevice((cudaStream_t)stream.handle, &ordinal);
+    /* A stream may not be asked for its device while it is being captured. */
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    int ordinal = device->ordinal;
+    cudaError_t error = cudaStreamIsCapturing((cudaStream_t)stream.handle, &capture);
+    if (error == cudaSuccess && capture == cudaStreamCaptureStatusNone) {
+        error = cudaStreamGetDevice((cudaStream_t)stream.handle, &ordinal);
+    }
     if (error != cudaSuccess) {
         return cuda_fail_native(err, error, "stream.handle");
     }

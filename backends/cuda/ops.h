@@ -33,7 +33,8 @@ typedef struct append_params {
     uint32_t v_rule;
     uint32_t centering;
     uint32_t processors;   /**< multiprocessors of the device */
-    uint32_t block_tokens; /**< of a block; set by the launch */
+    uint32_t block_tokens; /**< of a block; set by the launch, as the next one */
+    uint32_t slots_at;     /**< bytes of shared memory before the input slots */
 } append_params;
 
 /** Centres of all sequences with tokens (NUM 4.2, COMPUTE). */

@@ -15,6 +15,7 @@
 #define WARPS (THREADS / WARP_LANES)
 #define GROUPS_MAX 4u
 #define TOKENS_MAX (GROUPS_MAX * GROUP_TOKENS)
+#define SHARED_WITHOUT_ASKING (40u << 10) /* 48 KB less what the kernel declares */
 /* Inputs beyond X (NUM 3.1) show after the transforms: the largest of a run of n numbers does not get smaller by the
  * butterflies, but for rounding, nor by shifts; a centre up to X/4 takes at most that away. */
 #define CAREFUL_FROM (0.5f * NBL_INPUT_MAX)
@@ -55,10 +56,13 @@ struct append_work {
     uint32_t rule;
     uint32_t first; /* token of the call */
     uint32_t count; /* tokens */
-    const cuda_tensor *in;
+    cuda_tensor in;
     bool wide;
     bool may_be_mxfp4;
+    bool is_active; /* the lane has vectors */
     team32 team;
+    uint32_t group_shift; /* log2 of the passes of a group of tokens: every warp takes team.per_warp vectors in one */
+    uint32_t passes;      /* of all groups */
 };
 
 static __device__ append_work work_of(const append_params &p)
@@ -72,11 +76,22 @@ static __device__ append_work work_of(const append_params &p)
     w.rule = is_k ? p.k_rule : p.v_rule;
     w.first = blockIdx.x / p.kv_heads * p.block_tokens;
     w.count = min(p.block_tokens, p.tokens - w.first);
-    w.in = is_k ? &p.k : &p.v;
-    w.wide = tensor_is_wide(w.in);
+    w.in = is_k ? p.k : p.v;
+    w.wide = tensor_is_wide(&w.in);
     w.may_be_mxfp4 = any_mxfp4(p.pages, w.kind);
     w.team = team32_of(w.dim);
+    w.group_shift = (uint32_t)nbl_log2_of(max(GROUP_TOKENS / (WARPS * w.team.per_warp), 1u));
+    w.passes = (w.count + GROUP_TOKENS - 1u) / GROUP_TOKENS << w.group_shift;
+    w.is_active = w.team.vector < w.team.per_warp && threadIdx.x / WARP_LANES * w.team.per_warp < GROUP_TOKENS;
     return w;
+}
+
+/* Token of the block that the lane's team takes in a pass; some token where the lane has none. */
+static __device__ uint32_t token_of(const append_work &w, uint32_t pass)
+{
+    uint32_t warp = threadIdx.x / WARP_LANES;
+    uint32_t in_group = ((pass & ((1u << w.group_shift) - 1u)) * WARPS + warp) * w.team.per_warp + w.team.vector;
+    return (pass >> w.group_shift) * GROUP_TOKENS + (w.is_active ? in_group : 0u);
 }
 
 /* Places of all tokens of the block; none past the last one. */
@@ -114,16 +129,40 @@ static __device__ void prepare(const append_params &p, const append_work &w, app
     }
 }
 
+/* Row of token t of the block in the input. */
+static __device__ const uint8_t *row_of(const append_work &w, uint32_t t)
+{
+    return w.in.data + (int64_t)(w.first + t) * w.in.stride[0] + (int64_t)w.head * w.in.stride[1];
+}
+
+/* The lane's slot for the vectors of a pass; passes take turns with two. */
+static __device__ uint8_t *slot_of(const append_params &p, const append_work &w, uint32_t pass)
+{
+    return (uint8_t *)dynamic_memory() + p.slots_at +
+           (pass % 2u * THREADS + threadIdx.x) * input_slot_bytes(w.in.dtype);
+}
+
+/* Begins to load the vectors of a pass, so that memory works while the pass before it is quantized. */
+static __device__ void fetch(const append_params &p, const append_work &w, const append_shared *s, uint32_t pass)
+{
+    uint32_t t = token_of(w, pass);
+    if (w.wide && pass < w.passes && w.is_active && s->places[t].codes != NULL) {
+        vector32_fetch(&w.in, row_of(w, t), w.dim, w.team.b, slot_of(p, w, pass));
+    }
+    ptx_cp_async_commit();
+}
+
 /* Loads and transforms the lane's elements; zeros where there is no vector. */
-static __device__ void load(const append_params &p, const append_work &w, const append_shared *s, uint32_t t,
+static __device__ void load(const append_params &p, const append_work &w, const append_shared *s, uint32_t pass,
                             bool active, bool careful, const block16_centering &own, float (&x)[VECTOR32],
                             block16_counts *counts)
 {
     uint32_t b = w.team.b;
     bool is_centered = w.kind == NBL_KIND_K && p.centering;
-    if (active) {
-        const uint8_t *row = w.in->data + (int64_t)(w.first + t) * w.in->stride[0] + (int64_t)w.head * w.in->stride[1];
-        vector32_read(w.in, w.wide, row, w.dim, b, x);
+    if (active && w.wide) {
+        vector32_take(slot_of(p, w, pass), w.in.dtype, x);
+    } else if (active) {
+        vector32_read(&w.in, row_of(w, token_of(w, pass)), w.dim, b, x);
     } else {
 #pragma unroll
         for (uint32_t i = 0; i < VECTOR32; ++i) {
@@ -162,22 +201,22 @@ static __device__ bool center_is_large(const block16_centering &c)
     return c.codes != NULL && nbl_e8m0_decode_slot(*c.exponent) > CENTER_SMALL_EXPONENT;
 }
 
-/* One vector of each team of the warp: token t of the block, if active. */
-static __device__ void append_vector(const append_params &p, const append_work &w, append_shared *s, uint32_t t,
-                                     bool active)
+/* One vector of each team of the warp. */
+static __device__ void append_vectors(const append_params &p, const append_work &w, append_shared *s, uint32_t pass)
 {
     float x[VECTOR32];
     codes32 q;
     block16_counts counts = {0, 0, 0};
     range32 range;
+    uint32_t t = token_of(w, pass);
     const token_place &at = s->places[t];
-    active = active && at.codes != NULL;
+    bool active = w.is_active && at.codes != NULL;
     block16_centering own = own_centering(p, w, s, t, active);
     bool one = w.kind == NBL_KIND_K && p.centering && s->one_sequence;
     bool careful = __any_sync(FULL_WARP, center_is_large(own) || (one && center_is_large(s->centering)));
 #pragma unroll 1
     for (;;) {
-        load(p, w, s, t, active, careful, own, x, &counts);
+        load(p, w, s, pass, active, careful, own, x, &counts);
         range = range32_of(x, w.team);
         if (careful || !__any_sync(FULL_WARP, range.vector >= nbl_bits_of(CAREFUL_FROM))) {
             break;
@@ -213,12 +252,13 @@ static __global__ void __launch_bounds__(THREADS) append_kernel(const __grid_con
     __syncthreads();
     prepare(p, w, &s);
     __syncthreads();
-    for (uint32_t g = 0; g * GROUP_TOKENS < w.count; ++g) {
-        for (uint32_t v = threadIdx.x / WARP_LANES * w.team.per_warp; v < GROUP_TOKENS; v += WARPS * w.team.per_warp) {
-            bool active = w.team.vector < w.team.per_warp;
-            append_vector(p, w, &s, g * GROUP_TOKENS + v + (active ? w.team.vector : 0u), active);
-        }
-        if (w.kind == NBL_KIND_V) {
+    fetch(p, w, &s, 0);
+    for (uint32_t pass = 0; pass < w.passes; ++pass) {
+        fetch(p, w, &s, pass + 1u);
+        ptx_cp_async_wait<1>();
+        append_vectors(p, w, &s, pass);
+        if (w.kind == NBL_KIND_V && ((pass + 1u) & ((1u << w.group_shift) - 1u)) == 0) {
+            uint32_t g = pass >> w.group_shift;
             __syncthreads();
             write_v_codes(&s.lists[g], &s.places[g * GROUP_TOKENS], stage_of(), w.dim);
             __syncthreads();
@@ -243,7 +283,15 @@ extern "C" cudaError_t nbl_cuda_append(const append_params *params, cudaStream_t
 {
     append_params p = *params;
     p.block_tokens = block_tokens_of(params);
-    size_t shared = max((size_t)GROUP_TOKENS * stage_row_bytes(p.v_dim), p.centering ? sizeof(channel_tables) : 0u);
+    p.slots_at = max(GROUP_TOKENS * stage_row_bytes(p.v_dim), p.centering ? (uint32_t)sizeof(channel_tables) : 0u);
+    uint32_t shared = p.slots_at + 2u * THREADS * input_slot_bytes(p.k.dtype); /* k and v have one type */
+    if (shared > SHARED_WITHOUT_ASKING) {
+        cudaError_t error =
+            cudaFuncSetAttribute(append_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+        if (error != cudaSuccess) {
+            return error;
+        }
+    }
     dim3 grid((p.tokens + p.block_tokens - 1u) / p.block_tokens * p.kv_heads, 2); /* heads of a token side by side */
     append_kernel<<<grid, THREADS, shared, stream>>>(p);
     return cudaGetLastError();

@@ -66,12 +66,6 @@ CUDA_DEVICE bool tensor_is_wide(const cuda_tensor *t)
     return t->packed && (((uint64_t)t->data | (uint64_t)t->stride[0] | (uint64_t)t->stride[1]) & 15u) == 0;
 }
 
-/** Sixteen bytes that nothing writes while the kernel runs. */
-CUDA_DEVICE uint4 read16(const uint8_t *at)
-{
-    return __ldg((const uint4 *)(const void *)at);
-}
-
 /* Two binary32 of two halves of a word. */
 CUDA_DEVICE float2 floats_of(uint32_t word, uint32_t dtype)
 {
@@ -83,16 +77,48 @@ CUDA_DEVICE float2 floats_of(uint32_t word, uint32_t dtype)
     return __half22float2(pair);
 }
 
-CUDA_DEVICE void read_halves(const uint8_t *at, uint32_t first, uint32_t dim, uint32_t dtype, float (&x)[VECTOR32])
+/** Bytes of a lane's slot for its elements of a row, in shared memory; slots begin in different banks. */
+NBL_FN uint32_t input_slot_bytes(uint32_t dtype)
 {
-    uint4 chunk[VECTOR32 / 8u];
+    return VECTOR32 * (dtype == NBL_F32 ? 4u : 2u) + 16u;
+}
+
+/** Begins to copy the lane's elements of a row into its slot; those past dim become 0. One group of cp.async. Only for
+ *  wide tensors: D is a multiple of 8 (F1), so 16 bytes never reach past the row. */
+CUDA_DEVICE void vector32_fetch(const cuda_tensor *t, const uint8_t *row, uint32_t dim, uint32_t b, uint8_t *slot)
+{
+    uint32_t element_bytes = t->dtype == NBL_F32 ? 4u : 2u;
+    uint32_t first = b * VECTOR32;
+    uint32_t bytes = first < dim ? min(dim - first, VECTOR32) * element_bytes : 0u;
+    const uint8_t *at = row + first * element_bytes;
+    uint32_t to = ptx_shared_address(slot);
 #pragma unroll
-    for (uint32_t k = 0; k < VECTOR32 / 8u; ++k) {
-        chunk[k] = first + 8u * k < dim ? read16(at + 16u * k) : make_uint4(0, 0, 0, 0);
+    for (uint32_t k = 0; k < VECTOR32 / 4u; ++k) {
+        if (k < VECTOR32 / 8u || t->dtype == NBL_F32) {
+            ptx_cp_async_16_zfill(to + 16u * k, 16u * k < bytes ? at + 16u * k : t->data, 16u * k < bytes ? 16u : 0u);
+        }
+    }
+}
+
+/** The lane's elements out of its slot, once they are there. */
+CUDA_DEVICE void vector32_take(const uint8_t *slot, uint32_t dtype, float (&x)[VECTOR32])
+{
+    const uint4 *chunk = (const uint4 *)(const void *)slot;
+    if (dtype == NBL_F32) {
+#pragma unroll
+        for (uint32_t k = 0; k < VECTOR32 / 4u; ++k) {
+            uint4 v = chunk[k];
+            x[4u * k] = nbl_float_of(v.x);
+            x[4u * k + 1u] = nbl_float_of(v.y);
+            x[4u * k + 2u] = nbl_float_of(v.z);
+            x[4u * k + 3u] = nbl_float_of(v.w);
+        }
+        return;
     }
 #pragma unroll
     for (uint32_t k = 0; k < VECTOR32 / 8u; ++k) {
-        uint32_t words[4] = {chunk[k].x, chunk[k].y, chunk[k].z, chunk[k].w};
+        uint4 v = chunk[k];
+        uint32_t words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
         for (uint32_t i = 0; i < 4u; ++i) {
             float2 pair = floats_of(words[i], dtype);
@@ -102,34 +128,14 @@ CUDA_DEVICE void read_halves(const uint8_t *at, uint32_t first, uint32_t dim, ui
     }
 }
 
-CUDA_DEVICE void read_floats(const uint8_t *at, uint32_t first, uint32_t dim, float (&x)[VECTOR32])
-{
-#pragma unroll
-    for (uint32_t k = 0; k < VECTOR32 / 4u; ++k) {
-        uint4 v = first + 4u * k < dim ? read16(at + 16u * k) : make_uint4(0, 0, 0, 0);
-        x[4u * k] = nbl_float_of(v.x);
-        x[4u * k + 1u] = nbl_float_of(v.y);
-        x[4u * k + 2u] = nbl_float_of(v.z);
-        x[4u * k + 3u] = nbl_float_of(v.w);
-    }
-}
-
-/** The lane's elements of a row of dim elements as binary32; those past dim are 0. wide: tensor_is_wide. D is a multiple
- *  of 8 (F1), so 16 bytes never reach past the row. */
-CUDA_DEVICE void vector32_read(const cuda_tensor *t, bool wide, const uint8_t *row, uint32_t dim, uint32_t b,
-                               float (&x)[VECTOR32])
+/** The lane's elements of a row of any strides as binary32; those past dim are 0. */
+CUDA_DEVICE void vector32_read(const cuda_tensor *t, const uint8_t *row, uint32_t dim, uint32_t b, float (&x)[VECTOR32])
 {
     uint32_t first = b * VECTOR32;
     const uint8_t *at = row + (int64_t)first * t->stride[2];
-    if (wide && t->dtype == NBL_F32) {
-        read_floats(at, first, dim, x);
-    } else if (wide) {
-        read_halves(at, first, dim, t->dtype, x);
-    } else {
 #pragma unroll
-        for (uint32_t i = 0; i < VECTOR32; ++i) {
-            x[i] = first + i < dim ? cuda_element_read(at + (int64_t)i * t->stride[2], t->dtype) : 0.0f;
-        }
+    for (uint32_t i = 0; i < VECTOR32; ++i) {
+        x[i] = first + i < dim ? cuda_element_read(at + (int64_t)i * t->stride[2], t->dtype) : 0.0f;
     }
 }
 
