@@ -35,9 +35,9 @@ NBL_FN uint32_t nbl_e2m1_encode(float x)
  * not smaller than the right one. */
 NBL_FN uint32_t nbl_e2m1_encode_magnitude(float a)
 {
-    uint32_t low = nbl_bits_of(a + 6291456.0f) - 0x4AC00000u;              /* 1.5 * 2^22 */
-    uint32_t middle = nbl_bits_of(a + (12582912.0f + 2.0f)) - 0x4B400000u; /* 1.5 * 2^23 + 2 */
-    uint32_t high = nbl_bits_of(a + (25165824.0f + 8.0f)) - 0x4BC00000u;   /* 1.5 * 2^24 + 8 */
+    uint32_t low = nbl_bits_of(a + 6291456.0f) - 0x4AC00000u;            /* 1.5 * 2^22 */
+    uint32_t middle = nbl_bits_of(a + (NBL_MAGIC + 2.0f)) - 0x4B400000u; /* 1.5 * 2^23 + 2 */
+    uint32_t high = nbl_bits_of(a + (25165824.0f + 8.0f)) - 0x4BC00000u; /* 1.5 * 2^24 + 8 */
     uint32_t least = middle < high ? middle : high;
     return low < least ? low : least;
 }

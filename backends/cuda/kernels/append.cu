@@ -5,8 +5,10 @@
  *
  * A block takes up to four groups of 32 tokens of one head, K or V. First every thread finds the page and the sequence
  * of a token; then a team of Dp/32 lanes holds a vector in registers from the load to the store, so that an input byte is
- * read once and a code byte written once. If all tokens are of one sequence, its centre and shifts are turned into
- * binary32 once and lie in shared memory.
+ * read once and a code byte written once, and the next vectors are on their way into shared memory meanwhile. If all
+ * tokens are of one sequence, its centre and shifts are turned into binary32 once.
+ *
+ * The kernel is bound by the instructions it issues and by fetching them, so there is one for each family of formats.
  */
 #include "../ops.h"
 #include "../tile/page_tokens.cuh"
@@ -15,7 +17,6 @@
 #define WARPS (THREADS / WARP_LANES)
 #define GROUPS_MAX 4u
 #define TOKENS_MAX (GROUPS_MAX * GROUP_TOKENS)
-#define SHARED_WITHOUT_ASKING (40u << 10) /* 48 KB less what the kernel declares */
 /* Inputs beyond X (NUM 3.1) show after the transforms: the largest of a run of n numbers does not get smaller by the
  * butterflies, but for rounding, nor by shifts; a centre up to X/4 takes at most that away. */
 #define CAREFUL_FROM (0.5f * NBL_INPUT_MAX)
@@ -30,7 +31,7 @@ struct append_shared {
     bool one_sequence;           /* of all tokens of the block */
 };
 
-/* Dynamic shared memory: the tables of K, or the staged rows of V. */
+/* Dynamic shared memory: the tables of K, or the staged rows of V; then the input slots. */
 static __device__ uint4 *dynamic_memory(void)
 {
     extern __shared__ uint4 dynamic[];
@@ -47,7 +48,7 @@ static __device__ uint8_t *stage_of(void)
     return (uint8_t *)dynamic_memory();
 }
 
-/* What is the same for all threads of a block. */
+/* What a thread works on. */
 struct append_work {
     uint32_t kind;
     uint32_t head;
@@ -56,19 +57,19 @@ struct append_work {
     uint32_t rule;
     uint32_t first; /* token of the call */
     uint32_t count; /* tokens */
-    cuda_tensor in;
-    bool wide;
-    bool may_be_mxfp4;
-    bool is_active; /* the lane has vectors */
     team32 team;
-    uint32_t group_shift; /* log2 of the passes of a group of tokens: every warp takes team.per_warp vectors in one */
-    uint32_t passes;      /* of all groups */
+    bool is_active; /* the lane has vectors */
+    bool has_tables;
+    uint32_t step;  /* tokens of a pass: every warp takes team.per_warp */
+    uint32_t token; /* of the block: the lane's in the first pass, 0 for idle lanes */
+    cuda_tensor in;
 };
 
 static __device__ append_work work_of(const append_params &p)
 {
     append_work w;
     bool is_k = blockIdx.y == NBL_KIND_K;
+    uint32_t warp = threadIdx.x / WARP_LANES;
     w.kind = blockIdx.y;
     w.head = blockIdx.x % p.kv_heads;
     w.dim = is_k ? p.k_dim : p.v_dim;
@@ -76,22 +77,13 @@ static __device__ append_work work_of(const append_params &p)
     w.rule = is_k ? p.k_rule : p.v_rule;
     w.first = blockIdx.x / p.kv_heads * p.block_tokens;
     w.count = min(p.block_tokens, p.tokens - w.first);
-    w.in = is_k ? p.k : p.v;
-    w.wide = tensor_is_wide(&w.in);
-    w.may_be_mxfp4 = any_mxfp4(p.pages, w.kind);
     w.team = team32_of(w.dim);
-    w.group_shift = (uint32_t)nbl_log2_of(max(GROUP_TOKENS / (WARPS * w.team.per_warp), 1u));
-    w.passes = (w.count + GROUP_TOKENS - 1u) / GROUP_TOKENS << w.group_shift;
-    w.is_active = w.team.vector < w.team.per_warp && threadIdx.x / WARP_LANES * w.team.per_warp < GROUP_TOKENS;
+    w.step = min(GROUP_TOKENS, WARPS * w.team.per_warp);
+    w.is_active = w.team.vector < w.team.per_warp && warp * w.team.per_warp < w.step;
+    w.token = w.is_active ? warp * w.team.per_warp + w.team.vector : 0u;
+    w.has_tables = false;
+    w.in = is_k ? p.k : p.v;
     return w;
-}
-
-/* Token of the block that the lane's team takes in a pass; some token where the lane has none. */
-static __device__ uint32_t token_of(const append_work &w, uint32_t pass)
-{
-    uint32_t warp = threadIdx.x / WARP_LANES;
-    uint32_t in_group = ((pass & ((1u << w.group_shift) - 1u)) * WARPS + warp) * w.team.per_warp + w.team.vector;
-    return (pass >> w.group_shift) * GROUP_TOKENS + (w.is_active ? in_group : 0u);
 }
 
 /* Places of all tokens of the block; none past the last one. */
@@ -100,7 +92,7 @@ static __device__ void find_places(const append_params &p, const append_work &w,
     for (uint32_t t = threadIdx.x; t < TOKENS_MAX; t += THREADS) {
         int64_t slot = t < w.count ? p.slots[w.first + t] : -1;
         token_place at = token_place_of_slot(&p.pages, slot, w.first + t, w.kind, w.head, w.dim, p.status);
-        if (p.centering && t < w.count) {
+        if (w.kind == NBL_KIND_K && p.centering && t < w.count) {
             at.sequence = (int32_t)sequence_of(p.seq_indptr, p.batch, w.first + t);
         }
         s->places[t] = at;
@@ -138,51 +130,16 @@ static __device__ const uint8_t *row_of(const append_work &w, uint32_t t)
 /* The lane's slot for the vectors of a pass; passes take turns with two. */
 static __device__ uint8_t *slot_of(const append_params &p, const append_work &w, uint32_t pass)
 {
-    return (uint8_t *)dynamic_memory() + p.slots_at +
-           (pass % 2u * THREADS + threadIdx.x) * input_slot_bytes(w.in.dtype);
+    return (uint8_t *)dynamic_memory() + p.slots_at + ((pass & 1u) * THREADS + threadIdx.x) * slot_bytes(w.in.dtype);
 }
 
-/* Begins to load the vectors of a pass, so that memory works while the pass before it is quantized. */
-static __device__ void fetch(const append_params &p, const append_work &w, const append_shared *s, uint32_t pass)
+/* Begins to load the lane's elements of token t, zeros where it has none, so that memory works while the vectors before
+ * it are quantized. */
+static __device__ void fetch(const append_params &p, const append_work &w, const append_shared *s, uint32_t t,
+                             uint32_t pass)
 {
-    uint32_t t = token_of(w, pass);
-    if (w.wide && pass < w.passes && w.is_active && s->places[t].codes != NULL) {
-        vector32_fetch(&w.in, row_of(w, t), w.dim, w.team.b, slot_of(p, w, pass));
-    }
-    ptx_cp_async_commit();
-}
-
-/* Loads and transforms the lane's elements; zeros where there is no vector. */
-static __device__ void load(const append_params &p, const append_work &w, const append_shared *s, uint32_t pass,
-                            bool active, bool careful, const block16_centering &own, float (&x)[VECTOR32],
-                            block16_counts *counts)
-{
-    uint32_t b = w.team.b;
-    bool is_centered = w.kind == NBL_KIND_K && p.centering;
-    if (active && w.wide) {
-        vector32_take(slot_of(p, w, pass), w.in.dtype, x);
-    } else if (active) {
-        vector32_read(&w.in, row_of(w, token_of(w, pass)), w.dim, b, x);
-    } else {
-#pragma unroll
-        for (uint32_t i = 0; i < VECTOR32; ++i) {
-            x[i] = 0.0f;
-        }
-    }
-    if (careful) {
-        vector32_sanitize(x, counts);
-    }
-    if (is_centered && s->one_sequence) {
-        vector32_scale(x, tables_of(), b);
-    } else if (own.shifts != NULL) {
-        vector32_scale_from(x, own.shifts, w.dim, b, 1);
-    }
-    vector32_hadamard(x, b, w.hadamard);
-    if (is_centered && s->one_sequence) {
-        vector32_center(x, tables_of(), b, -1.0f);
-    } else if (own.codes != NULL) {
-        vector32_center_from(x, own.codes, *own.exponent, w.dim, b, -1.0f);
-    }
+    bool active = w.is_active && t < w.count && s->places[t].codes != NULL;
+    vector32_fetch(&w.in, row_of(w, active ? t : 0u), active ? w.dim : 0u, w.team.b, slot_of(p, w, pass));
 }
 
 /* Centre and shifts of the lane's token where the block has several sequences; else none. */
@@ -190,7 +147,7 @@ static __device__ block16_centering own_centering(const append_params &p, const 
                                                   uint32_t t, bool active)
 {
     block16_centering none = {NULL, NULL, NULL};
-    if (w.kind != NBL_KIND_K || !p.centering || s->one_sequence || !active) {
+    if (w.kind != NBL_KIND_K || !p.centering || w.has_tables || !active) {
         return none;
     }
     return block16_centering_of(&p.centers, (uint32_t)s->places[t].sequence, p.kv_heads, w.head, p.k_dim, p.status);
@@ -201,31 +158,58 @@ static __device__ bool center_is_large(const block16_centering &c)
     return c.codes != NULL && nbl_e8m0_decode_slot(*c.exponent) > CENTER_SMALL_EXPONENT;
 }
 
-/* One vector of each team of the warp. */
-static __device__ void append_vectors(const append_params &p, const append_work &w, append_shared *s, uint32_t pass)
+/* Loads and transforms the lane's elements of token t; zeros where there is no vector. */
+template <bool WIDE>
+static __device__ void load(const append_params &p, const append_work &w, uint32_t t, uint32_t pass, bool active,
+                            bool careful, const block16_centering &own, float (&x)[VECTOR32], block16_counts *counts)
+{
+    uint32_t b = w.team.b;
+    if (WIDE) {
+        vector32_take(slot_of(p, w, pass), w.in.dtype, x);
+    } else {
+        vector32_read(&w.in, row_of(w, t), active ? w.dim : 0u, b, x);
+    }
+    if (careful) {
+        vector32_sanitize(x, counts);
+    }
+    if (w.has_tables) {
+        vector32_scale(x, tables_of(), b);
+    } else if (own.shifts != NULL) {
+        vector32_scale_from(x, own.shifts, w.dim, b, 1);
+    }
+    vector32_hadamard(x, b, w.hadamard);
+    if (w.has_tables) {
+        vector32_center(x, tables_of(), b, -1.0f);
+    } else if (own.codes != NULL) {
+        vector32_center_from(x, own.codes, *own.exponent, w.dim, b, -1.0f);
+    }
+}
+
+/* One vector of each team of the warp: token t of the block. */
+template <uint32_t FAMILY, bool WIDE>
+static __device__ void append_vectors(const append_params &p, const append_work &w, append_shared *s, uint32_t t,
+                                      uint32_t pass, bool careful)
 {
     float x[VECTOR32];
     codes32 q;
     block16_counts counts = {0, 0, 0};
     range32 range;
-    uint32_t t = token_of(w, pass);
-    const token_place &at = s->places[t];
+    const token_place at = s->places[t];
     bool active = w.is_active && at.codes != NULL;
     block16_centering own = own_centering(p, w, s, t, active);
-    bool one = w.kind == NBL_KIND_K && p.centering && s->one_sequence;
-    bool careful = __any_sync(FULL_WARP, center_is_large(own) || (one && center_is_large(s->centering)));
+    careful = __any_sync(FULL_WARP, careful || center_is_large(own));
 #pragma unroll 1
     for (;;) {
-        load(p, w, s, pass, active, careful, own, x, &counts);
+        load<WIDE>(p, w, t, pass, active, careful, own, x, &counts);
         range = range32_of(x, w.team);
         if (careful || !__any_sync(FULL_WARP, range.vector >= nbl_bits_of(CAREFUL_FROM))) {
             break;
         }
         careful = true;
     }
-    quantize32(x, range, w.team, at.format, w.rule, w.may_be_mxfp4, s->reciprocals, p.stats != NULL, &q);
+    quantize32<FAMILY>(x, range, w.team, at.format, w.rule, s->reciprocals, p.stats != NULL, &q);
     if (active) {
-        write_scales(at, w.team, q);
+        write_scales<FAMILY>(at, w.team, q);
         if (w.kind == NBL_KIND_K) {
             write_k_codes(at, w.team.b, q.words);
         } else {
@@ -237,12 +221,42 @@ static __device__ void append_vectors(const append_params &p, const append_work 
     }
 }
 
-static __global__ void __launch_bounds__(THREADS) append_kernel(const __grid_constant__ append_params p)
+/* All tokens of the block, pass by pass. */
+template <uint32_t FAMILY, bool WIDE>
+static __device__ void append_all(const append_params &p, const append_work &w, append_shared *s)
+{
+    bool careful = w.has_tables && center_is_large(s->centering);
+    uint32_t t = w.token;
+    if (WIDE) {
+        fetch(p, w, s, t, 0);
+    }
+    ptx_cp_async_commit();
+    for (uint32_t pass = 0; pass * w.step < w.count; ++pass, t += w.step) {
+        if (WIDE) {
+            fetch(p, w, s, t + w.step, pass + 1u);
+        }
+        ptx_cp_async_commit();
+        ptx_cp_async_wait<1>();
+        append_vectors<FAMILY, WIDE>(p, w, s, t, pass, careful);
+        uint32_t end = (pass + 1u) * w.step;
+        if (w.kind == NBL_KIND_V && end % GROUP_TOKENS == 0) {
+            uint32_t g = end / GROUP_TOKENS - 1u;
+            __syncthreads();
+            write_v_codes(&s->lists[g], &s->places[g * GROUP_TOKENS], stage_of(), w.dim);
+            __syncthreads();
+        }
+    }
+}
+
+template <uint32_t FAMILY, bool WIDE>
+static __global__ void __launch_bounds__(THREADS, FAMILY == FAMILY_ANY ? 3 : 4)
+    append_kernel(const __grid_constant__ append_params p)
 {
     __shared__ append_shared s;
     append_work w = work_of(p);
     if (threadIdx.x == 0) {
         s.total = block_stats{0, 0, 0, 0, 0};
+        s.one_sequence = false;
     }
     reciprocals_fill(s.reciprocals);
     find_places(p, w, &s);
@@ -252,18 +266,8 @@ static __global__ void __launch_bounds__(THREADS) append_kernel(const __grid_con
     __syncthreads();
     prepare(p, w, &s);
     __syncthreads();
-    fetch(p, w, &s, 0);
-    for (uint32_t pass = 0; pass < w.passes; ++pass) {
-        fetch(p, w, &s, pass + 1u);
-        ptx_cp_async_wait<1>();
-        append_vectors(p, w, &s, pass);
-        if (w.kind == NBL_KIND_V && ((pass + 1u) & ((1u << w.group_shift) - 1u)) == 0) {
-            uint32_t g = pass >> w.group_shift;
-            __syncthreads();
-            write_v_codes(&s.lists[g], &s.places[g * GROUP_TOKENS], stage_of(), w.dim);
-            __syncthreads();
-        }
-    }
+    w.has_tables = s.one_sequence;
+    append_all<FAMILY, WIDE>(p, w, &s);
     if (p.stats != NULL) {
         __syncthreads();
         if (threadIdx.x == 0) {
@@ -279,20 +283,32 @@ static uint32_t block_tokens_of(const append_params *p)
     return GROUP_TOKENS * min(max(groups, 1u), GROUPS_MAX);
 }
 
+/* Kernel for the formats and inputs of a call. */
+static void (*kernel_of(const append_params *p))(const append_params)
+{
+    if (!tensor_is_wide(&p->k) || !tensor_is_wide(&p->v)) {
+        return append_kernel<FAMILY_ANY, false>;
+    }
+    switch (family_of(&p->pages)) {
+    case FAMILY_INT8: return append_kernel<FAMILY_INT8, true>;
+    case FAMILY_INT4P: return append_kernel<FAMILY_INT4P, true>;
+    case FAMILY_MXFP4: return append_kernel<FAMILY_MXFP4, true>;
+    default: return append_kernel<FAMILY_ANY, true>;
+    }
+}
+
 extern "C" cudaError_t nbl_cuda_append(const append_params *params, cudaStream_t stream)
 {
     append_params p = *params;
+    void (*kernel)(const append_params) = kernel_of(params);
     p.block_tokens = block_tokens_of(params);
     p.slots_at = max(GROUP_TOKENS * stage_row_bytes(p.v_dim), p.centering ? (uint32_t)sizeof(channel_tables) : 0u);
-    uint32_t shared = p.slots_at + 2u * THREADS * input_slot_bytes(p.k.dtype); /* k and v have one type */
-    if (shared > SHARED_WITHOUT_ASKING) {
-        cudaError_t error =
-            cudaFuncSetAttribute(append_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
-        if (error != cudaSuccess) {
-            return error;
-        }
+    uint32_t shared = p.slots_at + 2u * THREADS * slot_bytes(p.k.dtype); /* k and v have one type */
+    cudaError_t error = shared_memory_for((const void *)kernel, shared);
+    if (error != cudaSuccess) {
+        return error;
     }
     dim3 grid((p.tokens + p.block_tokens - 1u) / p.block_tokens * p.kv_heads, 2); /* heads of a token side by side */
-    append_kernel<<<grid, THREADS, shared, stream>>>(p);
+    kernel<<<grid, THREADS, shared, stream>>>(p);
     return cudaGetLastError();
 }

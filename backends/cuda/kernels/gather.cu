@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file gather.cu
- * @brief gather: stored vectors back to numbers (NUM 4.4). Blocks and teams as in append.cu, the other way round.
+ * @brief gather: stored vectors back to numbers (NUM 4.4). Blocks and teams as in append.cu, the other way round: rows
+ * are put together in shared memory, so that a warp writes them in whole lines.
  */
 #include "../ops.h"
 #include "../tile/page_tokens.cuh"
@@ -23,7 +24,7 @@ struct gather_work {
     uint32_t hadamard;
     uint32_t first; /* token of the call */
     uint32_t count; /* tokens */
-    const cuda_tensor *out;
+    cuda_tensor out;
     bool wide;
     bool may_be_mxfp4;
     team32 team;
@@ -39,8 +40,8 @@ static __device__ gather_work work_of(const gather_params &p)
     w.hadamard = is_k ? p.k_hadamard : p.v_hadamard;
     w.first = blockIdx.x / p.kv_heads * GROUP_TOKENS;
     w.count = min(GROUP_TOKENS, p.tokens - w.first);
-    w.out = is_k ? &p.k : &p.v;
-    w.wide = tensor_is_wide(w.out);
+    w.out = is_k ? p.k : p.v;
+    w.wide = tensor_is_wide(&w.out);
     w.may_be_mxfp4 = any_mxfp4(p.pages, w.kind);
     w.team = team32_of(w.dim);
     return w;
@@ -57,7 +58,7 @@ static __device__ void find_places(const gather_params &p, const gather_work &w,
             at.sequence = (int32_t)sequence_of(p.seq_indptr, p.batch, w.first + t);
         }
         s->places[t] = at;
-        s->bad[t] = at.codes == NULL && slot != -1;
+        s->bad[t] = t >= w.count || (at.codes == NULL && slot != -1);
         __syncwarp();
         quad_lists_fill(&s->lists, s->places);
     }
@@ -80,13 +81,38 @@ static __device__ void transform_back(const gather_params &p, const gather_work 
     }
 }
 
-/* One vector of each team of the warp: token t of the group, if active; zeros for slot -1. */
-static __device__ void gather_vector(const gather_params &p, const gather_work &w, const gather_shared *s,
-                                     const uint8_t *stage, uint32_t t, bool active)
+static __device__ uint8_t *row_of(const gather_work &w, uint32_t t)
+{
+    return w.out.data + (int64_t)(w.first + t) * w.out.stride[0] + (int64_t)w.head * w.out.stride[1];
+}
+
+/* Slots of a warp to the rows of its tokens, from `first` on, 16 bytes a lane and neighbours side by side. */
+static __device__ void write_rows(const gather_work &w, const gather_shared *s, const uint8_t *slots, uint32_t first)
+{
+    uint32_t element_bytes = w.out.dtype == NBL_F32 ? 4u : 2u;
+    uint32_t row_chunks = w.dim * element_bytes / 16u;
+    uint32_t slot_chunks = VECTOR32 * element_bytes / 16u;
+    uint32_t lane = threadIdx.x % WARP_LANES;
+    for (uint32_t i = lane; i < w.team.per_warp * row_chunks; i += WARP_LANES) {
+        uint32_t vector = i / row_chunks;
+        uint32_t chunk = i - vector * row_chunks;
+        uint32_t slot = vector * w.team.size + chunk / slot_chunks;
+        const uint8_t *from = slots + slot * slot_bytes(w.out.dtype) + chunk % slot_chunks * 16u;
+        if (!s->bad[first + vector]) {
+            *(uint4 *)(void *)(row_of(w, first + vector) + 16u * chunk) = *(const uint4 *)(const void *)from;
+        }
+    }
+}
+
+/* One vector of each team of the warp, tokens from `first` on; zeros for slot -1. */
+static __device__ void gather_vectors(const gather_params &p, const gather_work &w, const gather_shared *s,
+                                      const uint8_t *stage, uint8_t *slots, uint32_t first)
 {
     float unit[2];
     float x[VECTOR32];
     uint32_t words[VECTOR32 / 4u] = {};
+    bool active = w.team.vector < w.team.per_warp;
+    uint32_t t = first + (active ? w.team.vector : 0u);
     const token_place &at = s->places[t];
     bool has_place = active && at.codes != NULL;
     read_units(at, w.team, w.may_be_mxfp4, has_place, unit);
@@ -97,19 +123,25 @@ static __device__ void gather_vector(const gather_params &p, const gather_work &
     }
     dequantize32(words, at.format, unit, x);
     transform_back(p, w, at, x);
-    if (active && t < w.count && !s->bad[t]) {
-        uint8_t *row = w.out->data + (int64_t)(w.first + t) * w.out->stride[0] + (int64_t)w.head * w.out->stride[1];
-        vector32_write(w.out, w.wide, row, w.dim, w.team.b, x);
+    if (w.wide) {
+        vector32_put(slots + threadIdx.x % WARP_LANES * slot_bytes(w.out.dtype), w.out.dtype, x);
+        __syncwarp();
+        write_rows(w, s, slots, first);
+        __syncwarp();
+    } else if (active && !s->bad[t]) {
+        vector32_write(&w.out, row_of(w, t), w.dim, w.team.b, x);
     }
 }
 
-static __global__ void __launch_bounds__(THREADS) gather_kernel(const __grid_constant__ gather_params p)
+static __global__ void __launch_bounds__(THREADS, 6) gather_kernel(const __grid_constant__ gather_params p)
 {
     extern __shared__ uint4 dynamic[];
     __shared__ gather_shared s;
     gather_work w = work_of(p);
-    uint8_t *stage = (uint8_t *)dynamic;
-    if (w.out->data == NULL) {
+    uint32_t warp = threadIdx.x / WARP_LANES;
+    uint8_t *slots = (uint8_t *)dynamic + warp * WARP_LANES * slot_bytes(w.out.dtype);
+    uint8_t *stage = (uint8_t *)dynamic + THREADS * slot_bytes(w.out.dtype);
+    if (w.out.data == NULL) {
         return;
     }
     if (p.seq_indptr != NULL && blockIdx.x == 0) {
@@ -121,15 +153,20 @@ static __global__ void __launch_bounds__(THREADS) gather_kernel(const __grid_con
         read_v_codes(&s.lists, s.places, stage, w.dim);
         __syncthreads();
     }
-    for (uint32_t v = threadIdx.x / WARP_LANES * w.team.per_warp; v < GROUP_TOKENS; v += WARPS * w.team.per_warp) {
-        bool active = w.team.vector < w.team.per_warp;
-        gather_vector(p, w, &s, stage, v + (active ? w.team.vector : 0u), active);
+    for (uint32_t v = warp * w.team.per_warp; v < GROUP_TOKENS; v += WARPS * w.team.per_warp) {
+        gather_vectors(p, w, &s, stage, slots, v);
     }
 }
 
 extern "C" cudaError_t nbl_cuda_gather(const gather_params *p, cudaStream_t stream)
 {
+    uint32_t dtype = p->k.data != NULL ? p->k.dtype : p->v.dtype; /* k and v have one type */
+    uint32_t shared = THREADS * slot_bytes(dtype) + GROUP_TOKENS * stage_row_bytes(p->v_dim);
+    cudaError_t error = shared_memory_for((const void *)gather_kernel, shared);
+    if (error != cudaSuccess) {
+        return error;
+    }
     dim3 grid((p->tokens + GROUP_TOKENS - 1u) / GROUP_TOKENS * p->kv_heads, 2); /* heads of a token side by side */
-    gather_kernel<<<grid, THREADS, GROUP_TOKENS * stage_row_bytes(p->v_dim), stream>>>(*p);
+    gather_kernel<<<grid, THREADS, shared, stream>>>(*p);
     return cudaGetLastError();
 }

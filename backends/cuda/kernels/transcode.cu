@@ -96,10 +96,10 @@ static __device__ void transcode_vector(const pages_params &p, const transcode_w
         x[i] = w.team.b * VECTOR32 + i < w.dim ? x[i] : 0.0f;
     }
     range32 range = range32_of(x, w.team);
-    quantize32(x, range, w.team, w.to.format, w.rule, is_mxfp4(w.to.format), s->reciprocals, p.stats != NULL, &q);
+    quantize32<FAMILY_ANY>(x, range, w.team, w.to.format, w.rule, s->reciprocals, p.stats != NULL, &q);
     __syncwarp();
     if (active) {
-        write_scales(s->to[t], w.team, q);
+        write_scales<FAMILY_ANY>(s->to[t], w.team, q);
         if (w.kind == NBL_KIND_K) {
             write_k_codes(s->to[t], w.team.b, q.words);
         } else {

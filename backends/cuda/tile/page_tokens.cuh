@@ -219,24 +219,45 @@ CUDA_DEVICE uint32_t *stage_word(uint8_t *stage, uint32_t row_bytes, uint32_t to
     return (uint32_t *)(void *)(stage + token * row_bytes + 4u * c);
 }
 
+/* How the threads of a block share rows of columns: each takes a word of 4-bit columns, int8 goes round twice. */
+struct column_share {
+    uint32_t step;  /* words of a row */
+    uint32_t word;  /* the thread's first one */
+    uint32_t first; /* its first row */
+    uint32_t rows;  /* taken at a time; a thread past them has none */
+};
+
+CUDA_DEVICE column_share column_share_of(uint32_t dim)
+{
+    column_share out;
+    out.step = nbl_layout_dim_padded(dim) / 8u;
+    out.rows = blockDim.x / out.step;
+    out.first = threadIdx.x / out.step;
+    out.word = threadIdx.x - out.first * out.step;
+    return out;
+}
+
 /** Staged rows of a group to their pages, by all threads of the block, between barriers. */
 CUDA_DEVICE void write_v_codes(const quad_lists *lists, const token_place *places, uint8_t *stage, uint32_t dim)
 {
     uint32_t row_bytes = stage_row_bytes(dim);
-    uint32_t step = nbl_layout_dim_padded(dim) / 8u; /* columns of 4-bit formats, in words; int8 goes round twice */
-    for (uint32_t i = threadIdx.x; i < lists->quads * step; i += blockDim.x) {
-        uint32_t t = lists->quad[i / step];
-        uint32_t words = step * words32(places[t].format) / 4u;
-        for (uint32_t c = i % step; c < words; c += step) {
+    column_share share = column_share_of(dim);
+    if (share.first >= share.rows) {
+        return;
+    }
+    for (uint32_t i = share.first; i < lists->quads; i += share.rows) {
+        uint32_t t = lists->quad[i];
+        uint32_t words = share.step * words32(places[t].format) / 4u;
+        for (uint32_t c = share.word; c < words; c += share.step) {
             uint4 m = make_uint4(*stage_word(stage, row_bytes, t, c), *stage_word(stage, row_bytes, t + 1u, c),
                                  *stage_word(stage, row_bytes, t + 2u, c), *stage_word(stage, row_bytes, t + 3u, c));
             ((uint4 *)(void *)places[t].codes)[c] = transpose4(m);
         }
     }
-    for (uint32_t i = threadIdx.x; i < lists->singles * step; i += blockDim.x) {
-        uint32_t t = lists->single[i / step];
-        uint32_t words = step * words32(places[t].format) / 4u;
-        for (uint32_t c = i % step; c < words; c += step) {
+    for (uint32_t i = share.first; i < lists->singles; i += share.rows) {
+        uint32_t t = lists->single[i];
+        uint32_t words = share.step * words32(places[t].format) / 4u;
+        for (uint32_t c = share.word; c < words; c += share.step) {
             uint32_t word = *stage_word(stage, row_bytes, t, c);
             for (uint32_t j = 0; j < 4u; ++j) {
                 places[t].codes[(4u * c + j) * places[t].stride] = (uint8_t)(word >> (8u * j));
@@ -249,11 +270,14 @@ CUDA_DEVICE void write_v_codes(const quad_lists *lists, const token_place *place
 CUDA_DEVICE void read_v_codes(const quad_lists *lists, const token_place *places, uint8_t *stage, uint32_t dim)
 {
     uint32_t row_bytes = stage_row_bytes(dim);
-    uint32_t step = nbl_layout_dim_padded(dim) / 8u;
-    for (uint32_t i = threadIdx.x; i < lists->quads * step; i += blockDim.x) {
-        uint32_t t = lists->quad[i / step];
-        uint32_t words = step * words32(places[t].format) / 4u;
-        for (uint32_t c = i % step; c < words; c += step) {
+    column_share share = column_share_of(dim);
+    if (share.first >= share.rows) {
+        return;
+    }
+    for (uint32_t i = share.first; i < lists->quads; i += share.rows) {
+        uint32_t t = lists->quad[i];
+        uint32_t words = share.step * words32(places[t].format) / 4u;
+        for (uint32_t c = share.word; c < words; c += share.step) {
             uint4 m = transpose4(((const uint4 *)(const void *)places[t].codes)[c]);
             *stage_word(stage, row_bytes, t, c) = m.x;
             *stage_word(stage, row_bytes, t + 1u, c) = m.y;
@@ -261,10 +285,10 @@ CUDA_DEVICE void read_v_codes(const quad_lists *lists, const token_place *places
             *stage_word(stage, row_bytes, t + 3u, c) = m.w;
         }
     }
-    for (uint32_t i = threadIdx.x; i < lists->singles * step; i += blockDim.x) {
-        uint32_t t = lists->single[i / step];
-        uint32_t words = step * words32(places[t].format) / 4u;
-        for (uint32_t c = i % step; c < words; c += step) {
+    for (uint32_t i = share.first; i < lists->singles; i += share.rows) {
+        uint32_t t = lists->single[i];
+        uint32_t words = share.step * words32(places[t].format) / 4u;
+        for (uint32_t c = share.word; c < words; c += share.step) {
             uint32_t word = 0;
             for (uint32_t j = 0; j < 4u; ++j) {
                 word |= (uint32_t)places[t].codes[(4u * c + j) * places[t].stride] << (8u * j);
@@ -277,15 +301,15 @@ CUDA_DEVICE void read_v_codes(const quad_lists *lists, const token_place *places
 /* ------------------------------------------------------------------------------------------------ scales */
 
 /** Writes the scale bytes that the lane is responsible for (F5). */
-CUDA_DEVICE void write_scales(const token_place &at, const team32 &team, const codes32 &q)
+template <uint32_t FAMILY> CUDA_DEVICE void write_scales(const token_place &at, const team32 &team, const codes32 &q)
 {
     uint8_t exponent = nbl_e8m0_encode(q.exponent[0]);
-    if (at.format == NBL_INT4P) {
+    if ((FAMILY == FAMILY_INT4P || FAMILY == FAMILY_ANY) && at.format == NBL_INT4P) {
         at.scales[team.b * at.plane_bytes] = (uint8_t)((q.multiplier[0] - 1u) | (q.multiplier[1] - 1u) << 4);
         if (team.b == 0) {
             at.scales[team.size * at.plane_bytes] = exponent;
         }
-    } else if (at.format == NBL_MXFP4_16) {
+    } else if ((FAMILY == FAMILY_MXFP4 || FAMILY == FAMILY_ANY) && at.format == NBL_MXFP4_16) {
         at.scales[2u * team.b * at.plane_bytes] = exponent;
         at.scales[(2u * team.b + 1u) * at.plane_bytes] = nbl_e8m0_encode(q.exponent[1]);
     } else if (at.format == NBL_MXFP4 || team.b == 0) {

@@ -12,7 +12,7 @@
 #ifndef CUDA_QUANTIZE32_H
 #define CUDA_QUANTIZE32_H
 
-#include "exp2grid.h"
+#include "decode4.cuh"
 #include "vector32.cuh"
 
 #define INT4P_ROUND (NBL_MAGIC + 8.0f)              /* leaves q + 8, the code, in the low bits */
@@ -223,8 +223,9 @@ CUDA_DEVICE float mxfp4_error(const float *x, int32_t e, int32_t e0, float error
     float inverse = nbl_pow2(-e), unit = nbl_pow2(e - e0 - 1), scale = nbl_pow2(-e0);
 #pragma unroll
     for (uint32_t i = 0; i < BLOCK16; ++i) {
-        float value = (float)nbl_e2m1_half_units(nbl_e2m1_encode(x[i] * inverse)) * unit;
-        float difference = x[i] * scale - value;
+        float a = fminf(fabsf(x[i] * inverse), E2M1_MAX); /* the error of -x is that of x */
+        float value = (float)nbl_e2m1_half_units(nbl_e2m1_encode_magnitude(a)) * unit;
+        float difference = fabsf(x[i]) * scale - value;
         error = nbl_fma(difference, difference, error);
     }
     return error;
@@ -295,17 +296,34 @@ NBL_FN bool is_mxfp4(uint32_t format)
     return format == NBL_MXFP4 || format == NBL_MXFP4_16;
 }
 
-/** Quantizes the lane's elements (NUM 3.2 to 3.5). may_be_mxfp4 is the same for the whole warp and true if any lane's
- *  format is; all lanes call it. */
-CUDA_DEVICE void quantize32(const float (&x)[VECTOR32], const range32 &range, const team32 &team, uint32_t format,
-                            uint32_t rule, bool may_be_mxfp4, const float *reciprocals, bool counts, codes32 *out)
+/** Formats that a kernel is compiled for; int8 is in all of them. */
+enum family { FAMILY_INT8, FAMILY_INT4P, FAMILY_MXFP4, FAMILY_ANY };
+
+/** Family of the formats of a pool, K and V. */
+static inline uint32_t family_of(const cuda_pages *pages)
 {
-    if (may_be_mxfp4) {
-        mxfp4_exponents(x, range, team, rule, format == NBL_MXFP4, out);
+    bool int4p = false, mxfp4 = false;
+    for (uint32_t i = 0; i < pages->region_count; ++i) {
+        const cuda_region *r = &pages->regions[i];
+        int4p = int4p || r->k_format == NBL_INT4P || r->v_format == NBL_INT4P;
+        mxfp4 = mxfp4 || is_mxfp4(r->k_format) || is_mxfp4(r->v_format);
     }
-    if (format == NBL_INT8) {
+    return int4p && mxfp4 ? FAMILY_ANY : int4p ? FAMILY_INT4P : mxfp4 ? FAMILY_MXFP4 : FAMILY_INT8;
+}
+
+/** Quantizes the lane's elements (NUM 3.2 to 3.5); format is one of the family. All lanes call it. */
+template <uint32_t FAMILY>
+CUDA_DEVICE void quantize32(const float (&x)[VECTOR32], const range32 &range, const team32 &team, uint32_t format,
+                            uint32_t rule, const float *reciprocals, bool counts, codes32 *out)
+{
+    if (FAMILY == FAMILY_MXFP4 || FAMILY == FAMILY_ANY) {
+        if (__any_sync(FULL_WARP, is_mxfp4(format))) {
+            mxfp4_exponents(x, range, team, rule, format == NBL_MXFP4, out);
+        }
+    }
+    if (FAMILY == FAMILY_INT8 || format == NBL_INT8) {
         quantize32_int8(x, range, out);
-    } else if (format == NBL_INT4P) {
+    } else if (FAMILY == FAMILY_INT4P || (FAMILY == FAMILY_ANY && format == NBL_INT4P)) {
         quantize32_int4p(x, range, reciprocals, counts, out);
     } else {
         quantize32_mxfp4(x, out);
@@ -324,20 +342,45 @@ CUDA_DEVICE bool codes32_nonzero(const codes32 &q, uint32_t format)
     return any;
 }
 
+/* Eight element codes of a 4-bit format in a word of K as numbers. E2M1 magnitudes are bytes picked by the codes. */
+CUDA_DEVICE void numbers_of_word(uint32_t word, uint32_t format, float *x)
+{
+    uint32_t magnitudes[2];
+    if (format != NBL_INT4P) {
+        uint32_t codes = word & 0x77777777u;
+        magnitudes[0] = ptx_prmt(DECODE4_E2M1_LOW, DECODE4_E2M1_HIGH, codes);
+        magnitudes[1] = ptx_prmt(DECODE4_E2M1_LOW, DECODE4_E2M1_HIGH, codes >> 16);
+    }
+#pragma unroll
+    for (uint32_t j = 0; j < 8u; ++j) {
+        uint32_t place = 2u * (j % 4u) + j / 4u; /* of the nibble: bytes hold elements j and j + 4 */
+        if (format == NBL_INT4P) {
+            x[j] = (float)((int32_t)(word >> (4u * place) & 15u) - 8);
+        } else {
+            float magnitude = (float)(magnitudes[place / 4u] >> (8u * (place % 4u)) & 0xffu);
+            x[j] = nbl_float_of(nbl_bits_of(magnitude) | (word << (28u - 4u * place) & 0x80000000u));
+        }
+    }
+}
+
 /** Canonical codes as numbers, times a unit of each half (NUM 2.3 to 2.5). */
 CUDA_DEVICE void dequantize32(const uint32_t (&words)[VECTOR32 / 4u], uint32_t format, const float (&unit)[2],
                               float (&x)[VECTOR32])
 {
+    if (format == NBL_INT8) {
+#pragma unroll
+        for (uint32_t i = 0; i < VECTOR32; ++i) {
+            x[i] = (float)(int8_t)(words[i / 4u] >> (8u * (i % 4u)));
+        }
+    } else {
+#pragma unroll
+        for (uint32_t i = 0; i < VECTOR32 / 8u; ++i) {
+            numbers_of_word(words[i], format, &x[8u * i]);
+        }
+    }
 #pragma unroll
     for (uint32_t i = 0; i < VECTOR32; ++i) {
-        float code;
-        if (format == NBL_INT8) {
-            code = (float)(int8_t)(words[i / 4u] >> (8u * (i % 4u)));
-        } else {
-            uint32_t nibble = words[i / 8u] >> (8u * (i % 4u) + 4u * (i / 4u % 2u)) & 15u;
-            code = format == NBL_INT4P ? (float)((int32_t)nibble - 8) : (float)nbl_e2m1_half_units(nibble);
-        }
-        x[i] = code * unit[i / BLOCK16];
+        x[i] *= unit[i / BLOCK16];
     }
 }
 

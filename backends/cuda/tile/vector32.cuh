@@ -20,6 +20,16 @@
 #define WARP_LANES 32u
 #define GROUP_TOKENS 32u /* tokens that a block works on at a time */
 
+#define SHARED_WITHOUT_ASKING (40u << 10) /* 48 KB less what a kernel declares */
+
+/** Lets a kernel have that much dynamic shared memory. */
+static inline cudaError_t shared_memory_for(const void *kernel, uint32_t bytes)
+{
+    return bytes <= SHARED_WITHOUT_ASKING
+               ? cudaSuccess
+               : cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+}
+
 /** A lane's place in the teams of its warp. */
 struct team32 {
     uint32_t size;     /**< lanes of a vector */
@@ -61,7 +71,7 @@ CUDA_DEVICE uint32_t team32_max(const team32 &t, uint32_t value)
 /* ------------------------------------------------------------------------------------------------ tensors */
 
 /** 1 if rows of the tensor's last axis can be read and written 16 bytes at a time. */
-CUDA_DEVICE bool tensor_is_wide(const cuda_tensor *t)
+NBL_FN bool tensor_is_wide(const cuda_tensor *t)
 {
     return t->packed && (((uint64_t)t->data | (uint64_t)t->stride[0] | (uint64_t)t->stride[1]) & 15u) == 0;
 }
@@ -78,7 +88,7 @@ CUDA_DEVICE float2 floats_of(uint32_t word, uint32_t dtype)
 }
 
 /** Bytes of a lane's slot for its elements of a row, in shared memory; slots begin in different banks. */
-NBL_FN uint32_t input_slot_bytes(uint32_t dtype)
+NBL_FN uint32_t slot_bytes(uint32_t dtype)
 {
     return VECTOR32 * (dtype == NBL_F32 ? 4u : 2u) + 16u;
 }
@@ -139,41 +149,42 @@ CUDA_DEVICE void vector32_read(const cuda_tensor *t, const uint8_t *row, uint32_
     }
 }
 
-/* Two elements rounded to a 2-byte type, in a word. */
-CUDA_DEVICE uint32_t halves_of(float low, float high, uint32_t dtype)
+/** The lane's elements as a row of the type holds them, RNE, into its slot. */
+CUDA_DEVICE void vector32_put(uint8_t *slot, uint32_t dtype, const float (&x)[VECTOR32])
 {
-    uint32_t first = dtype == NBL_BF16 ? nbl_bf16_from_f32(low) : nbl_f16_from_f32(low);
-    uint32_t second = dtype == NBL_BF16 ? nbl_bf16_from_f32(high) : nbl_f16_from_f32(high);
-    return first | second << 16;
+    uint4 *chunk = (uint4 *)(void *)slot;
+    if (dtype == NBL_F32) {
+#pragma unroll
+        for (uint32_t k = 0; k < VECTOR32 / 4u; ++k) {
+            chunk[k] = make_uint4(nbl_bits_of(x[4u * k]), nbl_bits_of(x[4u * k + 1u]), nbl_bits_of(x[4u * k + 2u]),
+                                  nbl_bits_of(x[4u * k + 3u]));
+        }
+        return;
+    }
+    bool is_bf16 = dtype == NBL_BF16;
+#pragma unroll
+    for (uint32_t k = 0; k < VECTOR32 / 8u; ++k) {
+        uint32_t words[4];
+#pragma unroll
+        for (uint32_t i = 0; i < 4u; ++i) {
+            float low = x[8u * k + 2u * i];
+            float high = x[8u * k + 2u * i + 1u];
+            words[i] = is_bf16 ? ptx_bf16x2(low, high) : ptx_f16x2(low, high);
+        }
+        chunk[k] = make_uint4(words[0], words[1], words[2], words[3]);
+    }
 }
 
-/** Writes the lane's elements below dim, RNE. */
-CUDA_DEVICE void vector32_write(const cuda_tensor *t, bool wide, uint8_t *row, uint32_t dim, uint32_t b,
+/** The lane's elements below dim to a row of any strides, RNE. */
+CUDA_DEVICE void vector32_write(const cuda_tensor *t, uint8_t *row, uint32_t dim, uint32_t b,
                                 const float (&x)[VECTOR32])
 {
     uint32_t first = b * VECTOR32;
     uint8_t *at = row + (int64_t)first * t->stride[2];
-    if (!wide) {
 #pragma unroll
-        for (uint32_t i = 0; i < VECTOR32; ++i) {
-            if (first + i < dim) {
-                cuda_element_write(at + (int64_t)i * t->stride[2], t->dtype, x[i]);
-            }
-        }
-        return;
-    }
-#pragma unroll
-    for (uint32_t k = 0; k < VECTOR32 / 8u; ++k) {
-        const float *e = &x[8u * k];
-        if (first + 8u * k >= dim) {
-            break;
-        }
-        if (t->dtype == NBL_F32) {
-            ((float4 *)(void *)at)[2u * k] = make_float4(e[0], e[1], e[2], e[3]);
-            ((float4 *)(void *)at)[2u * k + 1u] = make_float4(e[4], e[5], e[6], e[7]);
-        } else {
-            ((uint4 *)(void *)at)[k] = make_uint4(halves_of(e[0], e[1], t->dtype), halves_of(e[2], e[3], t->dtype),
-                                                  halves_of(e[4], e[5], t->dtype), halves_of(e[6], e[7], t->dtype));
+    for (uint32_t i = 0; i < VECTOR32; ++i) {
+        if (first + i < dim) {
+            cuda_element_write(at + (int64_t)i * t->stride[2], t->dtype, x[i]);
         }
     }
 }
@@ -195,23 +206,42 @@ CUDA_DEVICE void vector32_sanitize(float (&x)[VECTOR32], block16_counts *counts)
 
 /* ------------------------------------------------------------------------------------------------ transforms */
 
+/* Butterflies at distance h inside the lane. */
+template <uint32_t H> CUDA_DEVICE void vector32_butterflies(float (&x)[VECTOR32])
+{
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR32; ++i) {
+        if ((i & H) == 0) {
+            float low = x[i];
+            float high = x[i + H];
+            x[i] = low + high;
+            x[i + H] = low - high;
+        }
+    }
+}
+
+/* The first butterflies of blocks of 8, 16, or 32 and more. */
+CUDA_DEVICE void vector32_hadamard_inside(float (&x)[VECTOR32], uint32_t n)
+{
+    vector32_butterflies<1>(x);
+    vector32_butterflies<2>(x);
+    vector32_butterflies<4>(x);
+    if (n >= 16u) {
+        vector32_butterflies<8>(x);
+    }
+    if (n >= 32u) {
+        vector32_butterflies<16>(x);
+    }
+}
+
 /** Butterflies of NUM 4.1; b is the lane's place in its team, n the block or 0. */
 CUDA_DEVICE void vector32_hadamard(float (&x)[VECTOR32], uint32_t b, uint32_t n)
 {
-#pragma unroll
-    for (uint32_t h = 1; h < VECTOR32; h *= 2u) {
-        if (h < n) {
-#pragma unroll
-            for (uint32_t i = 0; i < VECTOR32; ++i) {
-                if ((i & h) == 0) {
-                    float low = x[i];
-                    float high = x[i + h];
-                    x[i] = low + high;
-                    x[i + h] = low - high;
-                }
-            }
-        }
+    if (n == 0) {
+        return;
     }
+    vector32_hadamard_inside(x, n);
+#pragma unroll 1
     for (uint32_t h = VECTOR32; h < n; h *= 2u) {
         uint32_t distance = h / VECTOR32;
         float sign = (b & distance) != 0 ? -1.0f : 1.0f;
