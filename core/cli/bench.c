@@ -651,7 +651,8 @@ static void release(bench_case *c)
     free(c->times_s);
 }
 
-/* A first call outside the timer: a driver that loads kernels on first use waits for the stream, which the timer holds. */
+/* A first call outside the timer: a driver that loads kernels on first use waits for the stream, which the timer
+ * holds. */
 static int load_kernels(bench_case *c, nbl_fault *fault)
 {
     int code = call_once(c, fault);

@@ -3,8 +3,8 @@
  * @file timer.h
  * @brief How long work on the session's stream takes: CUDA events on a CUDA stream, else the host's clock.
  *
- * The driver is found with dlopen: the tool needs no CUDA to be built or to start. A CUDA stream is held while calls are
- * enqueued, so that launches are queued and the time is the device's alone.
+ * The driver is found with dlopen: the tool needs no CUDA to be built or to start. A CUDA stream is held while calls
+ * are enqueued, so that launches are queued and the time is the device's alone.
  */
 #ifndef NBL_CLI_TIMER_H
 #define NBL_CLI_TIMER_H

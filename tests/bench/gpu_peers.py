@@ -4,10 +4,11 @@
 
 usage: gpu_peers.py [--build DIR] [--only WORD] [--json FILE]
 
-Both sides: inputs random; caches go round copies that exceed the second-level cache together; calls of a run are queued
-behind something that holds the stream, and timed by events; a figure is the median of the runs. torch is measured before
-and after nibble and all its runs count, so that a clock that moves in between hits both. Decode is `attend` over a cache
-that is already quantized; prefill counts the quantization of Q, K and V. Needs torch; exits with 77 without a GPU.
+Both sides: inputs random; caches go round copies that exceed the second-level cache together; calls of a run are
+queued behind something that holds the stream, and timed by events; a figure is the median of the runs. torch is
+measured before and after nibble and all its runs count, so that a clock that moves in between hits both. Decode is
+`attend` over a cache that is already quantized; prefill counts the quantization of Q, K and V. Needs torch; exits with
+77 without a GPU.
 """
 
 from __future__ import annotations
@@ -165,9 +166,9 @@ def verdict(row: dict) -> str:
 
 def show(row: dict) -> None:
     """One line of the table."""
-    print(f"{row['case']:<44} {cell(row['nibble_ms'], 9, 4)} {cell(row['cudnn_ms'], 9, 4)} {cell(row['flash_ms'], 9, 4)} "
-          f"{cell(row['cudnn_ratio'], 7, 2)} {cell(row['flash_ratio'], 7, 2)} {row['bar']:5.2f} {row['stretch']:5.2f} "
-          f"{verdict(row)}", flush=True)
+    times = " ".join(cell(row[name], 9, 4) for name in ("nibble_ms", "cudnn_ms", "flash_ms"))
+    ratios = " ".join(cell(row[name], 7, 2) for name in ("cudnn_ratio", "flash_ratio"))
+    print(f"{row['case']:<44} {times} {ratios} {row['bar']:5.2f} {row['stretch']:5.2f} {verdict(row)}", flush=True)
 
 
 def main() -> int:

@@ -3,8 +3,8 @@
 """No CUDA kernel spills registers to memory, on any architecture it is built for.
 
 Usage: spills.py BUILD. Reads what ptxas said while the plugin was built (backends/cuda/keep_report.sh). Every kernel of
-HOT must be there for every architecture of the build, so that a report that was not written is no clean report. A kernel
-of EXCEPTIONS may spill, up to its bytes and for its reason.
+HOT must be there for every architecture of the build, so that a report that was not written is no clean report. A
+kernel of EXCEPTIONS may spill, up to its bytes and for its reason.
 """
 
 from __future__ import annotations
@@ -76,15 +76,17 @@ def check(build: Path) -> list[str]:
     return found
 
 
+NONE = "0 bytes spill stores, 0 bytes spill loads"
+
+
 def tree(spills: str, names: tuple[str, ...] = HOT, archs: str = "80-real;90a-real") -> dict[str, str]:
     """A build folder of the self-test."""
     report = "".join(f"ptxas info    : Compiling entry function '_Z{len(name)}{name}6params' for 'sm_{arch}'\n"
-                     f"    0 bytes stack frame, {spills if name == HOT[0] else '0 bytes spill stores, 0 bytes spill loads'}"
-                     f"\n" for name in names for arch in ("80", "90a"))
+                     f"    0 bytes stack frame, {spills if name == HOT[0] else NONE}\n"
+                     for name in names for arch in ("80", "90a"))
     return {"CMakeCache.txt": f"NIBBLE_CUDA_ARCHS:STRING={archs}\n", "backends/cuda/x/a.cu.o.ptxas": report}
 
 
-NONE = "0 bytes spill stores, 0 bytes spill loads"
 CASES = [
     Case(tree(NONE), None),
     Case(tree("8 bytes spill stores, 8 bytes spill loads"), f"{HOT[0]} for sm_90a: 8 bytes of spill stores"),

@@ -4,9 +4,9 @@
  * @brief append: one pass from the engine's K and V to codes in pages (NUM 3, 4).
  *
  * A block takes up to four groups of 32 tokens of one head, K or V. First every thread finds the page and the sequence
- * of a token; then a team of Dp/32 lanes holds a vector in registers from the load to the store, so that an input byte is
- * read once and a code byte written once, and the next vectors are on their way into shared memory meanwhile. If all
- * tokens are of one sequence, its centre and shifts are turned into binary32 once.
+ * of a token; then a team of Dp/32 lanes holds a vector in registers from the load to the store, so that an input
+ * byte is read once and a code byte written once, and the next vectors are on their way into shared memory meanwhile.
+ * If all tokens are of one sequence, its centre and shifts are turned into binary32 once.
  *
  * The kernel is bound by the instructions it issues and by fetching them, so there is one for each family of formats.
  */

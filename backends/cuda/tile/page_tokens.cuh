@@ -177,8 +177,8 @@ struct quad_lists {
     uint8_t single[GROUP_TOKENS]; /**< the other tokens */
 };
 
-/** Fills the lists of a group by one warp; places are those of its 32 tokens. A quad has the whole width and begins at a
- *  multiple of its size, which its address tells: parts and groups are multiples of 16 bytes (F2). */
+/** Fills the lists of a group by one warp; places are those of its 32 tokens. A quad has the whole width and begins at
+ *  a multiple of its size, which its address tells: parts and groups are multiples of 16 bytes (F2). */
 CUDA_DEVICE void quad_lists_fill(quad_lists *lists, const token_place *places)
 {
     uint32_t lane = threadIdx.x % WARP_LANES;

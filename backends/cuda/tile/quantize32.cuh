@@ -3,8 +3,8 @@
  * @file quantize32.cuh
  * @brief The quantizers of NUM 3 on the 32 elements of a lane, and back.
  *
- * Rounding to an integer is one addition of NBL_MAGIC, whose unit in the last place is 1: the integer is then in the low
- * bits of the sum. The results are those of core/num/quantize.h for every input; the cases that need its clamps
+ * Rounding to an integer is one addition of NBL_MAGIC, whose unit in the last place is 1: the integer is then in the
+ * low bits of the sum. The results are those of core/num/quantize.h for every input; the cases that need its clamps
  * (a vector beyond the largest exponent) go through it.
  *
  * 4-bit codes leave as words of K (F3): byte j of word i holds element 8i + j low and 8i + 4 + j high.

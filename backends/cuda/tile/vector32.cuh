@@ -4,8 +4,8 @@
  * @brief A vector held by a team of lanes, 32 consecutive elements each: reading, transforms, writing.
  *
  * A team has Dp/32 lanes of one warp, side by side; a warp holds a power of two of teams and may leave lanes idle. With
- * 32 elements in a lane every block of a format (NUM 2) and both halves of a V byte (F4) are in one thread, and only the
- * butterflies from 32 on leave it: n divides D, so n/32 divides the size of the team, and partners are lanes whose
+ * 32 elements in a lane every block of a format (NUM 2) and both halves of a V byte (F4) are in one thread, and only
+ * the butterflies from 32 on leave it: n divides D, so n/32 divides the size of the team, and partners are lanes whose
  * numbers differ in one bit. All lanes of a warp take part in every function with a shuffle; idle ones hold zeros.
  */
 #ifndef CUDA_VECTOR32_H
