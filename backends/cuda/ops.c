@@ -105,6 +105,7 @@ static gather_params gather_params_of(const nbl_device *device, const nbl_gather
     p.v_dim = shape->v_dim;
     p.k_hadamard = stored ? 0 : shape->k_hadamard;
     p.v_hadamard = stored ? 0 : shape->v_hadamard;
+    p.processors = device->processors;
     if (shape->centering && !stored && args->k.data != NULL) {
         p.centers = cuda_centers_of(&args->centers, shape);
         p.seq_indptr = args->seq_indptr;

@@ -58,6 +58,8 @@ typedef struct gather_params {
     uint32_t v_dim;
     uint32_t k_hadamard; /**< 0 too where the transforms stay in */
     uint32_t v_hadamard;
+    uint32_t processors;   /**< multiprocessors of the device */
+    uint32_t block_tokens; /**< of a block; set by the launch */
 } gather_params;
 
 cudaError_t nbl_cuda_gather(const gather_params *p, cudaStream_t stream);

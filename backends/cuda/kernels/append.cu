@@ -15,8 +15,7 @@
 
 #define THREADS 128u
 #define WARPS (THREADS / WARP_LANES)
-#define GROUPS_MAX 4u
-#define TOKENS_MAX (GROUPS_MAX * GROUP_TOKENS)
+#define SLOTS 3u /* of a lane: two passes are on their way while one is quantized */
 /* Inputs beyond X (NUM 3.1) show after the transforms: the largest of a run of n numbers does not get smaller by the
  * butterflies, but for rounding, nor by shifts; a centre up to X/4 takes at most that away. */
 #define CAREFUL_FROM (0.5f * NBL_INPUT_MAX)
@@ -127,19 +126,45 @@ static __device__ const uint8_t *row_of(const append_work &w, uint32_t t)
     return w.in.data + (int64_t)(w.first + t) * w.in.stride[0] + (int64_t)w.head * w.in.stride[1];
 }
 
-/* The lane's slot for the vectors of a pass; passes take turns with two. */
-static __device__ uint8_t *slot_of(const append_params &p, const append_work &w, uint32_t pass)
+/* Loads of the lane's elements pass by pass, ahead of their use. */
+struct append_input {
+    const uint8_t *next; /* the lane's elements of the next token to fetch */
+    int64_t step_bytes;  /* to the one after it */
+    uint32_t token;      /* of the block: the next one */
+    uint32_t bytes;      /* of the lane's elements below the dimension */
+    uint32_t to;         /* slot of the next one, of the next one to use; counted in slots */
+    uint32_t from;
+};
+
+static __device__ append_input input_of(const append_work &w)
 {
-    return (uint8_t *)dynamic_memory() + p.slots_at + ((pass & 1u) * THREADS + threadIdx.x) * slot_bytes(w.in.dtype);
+    append_input in;
+    uint32_t element_bytes = w.in.dtype == NBL_F32 ? 4u : 2u;
+    uint32_t first = w.team.b * VECTOR32;
+    in.next = row_of(w, w.token) + first * element_bytes;
+    in.step_bytes = (int64_t)w.step * w.in.stride[0];
+    in.token = w.token;
+    in.bytes = first < w.dim ? min(w.dim - first, VECTOR32) * element_bytes : 0u;
+    in.to = in.from = 0;
+    return in;
 }
 
-/* Begins to load the lane's elements of token t, zeros where it has none, so that memory works while the vectors before
- * it are quantized. */
-static __device__ void fetch(const append_params &p, const append_work &w, const append_shared *s, uint32_t t,
-                             uint32_t pass)
+/* A slot of the lane. */
+static __device__ uint8_t *slot_of(const append_params &p, const append_work &w, uint32_t slot)
 {
-    bool active = w.is_active && t < w.count && s->places[t].codes != NULL;
-    vector32_fetch(&w.in, row_of(w, active ? t : 0u), active ? w.dim : 0u, w.team.b, slot_of(p, w, pass));
+    return (uint8_t *)dynamic_memory() + p.slots_at + (slot * THREADS + threadIdx.x) * slot_bytes(w.in.dtype);
+}
+
+/* Begins to load the next vectors, zeros where there is none. */
+static __device__ void fetch(const append_params &p, const append_work &w, const append_shared *s, append_input *in)
+{
+    bool active = w.is_active && in->token < w.count && s->places[in->token].codes != NULL;
+    vector32_fetch(active ? in->next : w.in.data, active ? in->bytes : 0u, w.in.dtype,
+                   ptx_shared_address(slot_of(p, w, in->to)));
+    ptx_cp_async_commit();
+    in->next += in->step_bytes;
+    in->token += w.step;
+    in->to = in->to == SLOTS - 1u ? 0u : in->to + 1u;
 }
 
 /* Centre and shifts of the lane's token where the block has several sequences; else none. */
@@ -160,12 +185,12 @@ static __device__ bool center_is_large(const block16_centering &c)
 
 /* Loads and transforms the lane's elements of token t; zeros where there is no vector. */
 template <bool WIDE>
-static __device__ void load(const append_params &p, const append_work &w, uint32_t t, uint32_t pass, bool active,
+static __device__ void load(const append_params &p, const append_work &w, uint32_t t, uint32_t slot, bool active,
                             bool careful, const block16_centering &own, float (&x)[VECTOR32], block16_counts *counts)
 {
     uint32_t b = w.team.b;
     if (WIDE) {
-        vector32_take(slot_of(p, w, pass), w.in.dtype, x);
+        vector32_take(slot_of(p, w, slot), w.in.dtype, x);
     } else {
         vector32_read(&w.in, row_of(w, t), active ? w.dim : 0u, b, x);
     }
@@ -188,7 +213,7 @@ static __device__ void load(const append_params &p, const append_work &w, uint32
 /* One vector of each team of the warp: token t of the block. */
 template <uint32_t FAMILY, bool WIDE>
 static __device__ void append_vectors(const append_params &p, const append_work &w, append_shared *s, uint32_t t,
-                                      uint32_t pass, bool careful)
+                                      uint32_t slot, bool careful)
 {
     float x[VECTOR32];
     codes32 q;
@@ -200,7 +225,7 @@ static __device__ void append_vectors(const append_params &p, const append_work 
     careful = __any_sync(FULL_WARP, careful || center_is_large(own));
 #pragma unroll 1
     for (;;) {
-        load<WIDE>(p, w, t, pass, active, careful, own, x, &counts);
+        load<WIDE>(p, w, t, slot, active, careful, own, x, &counts);
         range = range32_of(x, w.team);
         if (careful || !__any_sync(FULL_WARP, range.vector >= nbl_bits_of(CAREFUL_FROM))) {
             break;
@@ -226,19 +251,19 @@ template <uint32_t FAMILY, bool WIDE>
 static __device__ void append_all(const append_params &p, const append_work &w, append_shared *s)
 {
     bool careful = w.has_tables && center_is_large(s->centering);
-    uint32_t t = w.token;
-    if (WIDE) {
-        fetch(p, w, s, t, 0);
+    uint32_t all = (w.count + GROUP_TOKENS - 1u) / GROUP_TOKENS * GROUP_TOKENS;
+    append_input in = input_of(w);
+    for (uint32_t i = 0; WIDE && i < SLOTS - 1u; ++i) {
+        fetch(p, w, s, &in);
     }
-    ptx_cp_async_commit();
-    for (uint32_t pass = 0; pass * w.step < w.count; ++pass, t += w.step) {
+    uint32_t t = w.token;
+    for (uint32_t end = w.step; end <= all; end += w.step, t += w.step) {
         if (WIDE) {
-            fetch(p, w, s, t + w.step, pass + 1u);
+            fetch(p, w, s, &in);
+            ptx_cp_async_wait<SLOTS - 1>();
         }
-        ptx_cp_async_commit();
-        ptx_cp_async_wait<1>();
-        append_vectors<FAMILY, WIDE>(p, w, s, t, pass, careful);
-        uint32_t end = (pass + 1u) * w.step;
+        append_vectors<FAMILY, WIDE>(p, w, s, t, in.from, careful);
+        in.from = in.from == SLOTS - 1u ? 0u : in.from + 1u;
         if (w.kind == NBL_KIND_V && end % GROUP_TOKENS == 0) {
             uint32_t g = end / GROUP_TOKENS - 1u;
             __syncthreads();
@@ -249,7 +274,9 @@ static __device__ void append_all(const append_params &p, const append_work &w, 
 }
 
 template <uint32_t FAMILY, bool WIDE>
-static __global__ void __launch_bounds__(THREADS, FAMILY == FAMILY_ANY ? 3 : 4)
+static __global__ void __launch_bounds__(THREADS, FAMILY == FAMILY_ANY    ? 3
+                                                  : FAMILY == FAMILY_INT8 ? 5
+                                                                          : 4)
     append_kernel(const __grid_constant__ append_params p)
 {
     __shared__ append_shared s;
@@ -276,13 +303,6 @@ static __global__ void __launch_bounds__(THREADS, FAMILY == FAMILY_ANY ? 3 : 4)
     }
 }
 
-/* Tokens of a block: as many as leave every multiprocessor several blocks. */
-static uint32_t block_tokens_of(const append_params *p)
-{
-    uint32_t groups = (p->tokens + GROUP_TOKENS - 1u) / GROUP_TOKENS * p->kv_heads * 2u / (8u * p->processors);
-    return GROUP_TOKENS * min(max(groups, 1u), GROUPS_MAX);
-}
-
 /* Kernel for the formats and inputs of a call. */
 static void (*kernel_of(const append_params *p))(const append_params)
 {
@@ -301,9 +321,9 @@ extern "C" cudaError_t nbl_cuda_append(const append_params *params, cudaStream_t
 {
     append_params p = *params;
     void (*kernel)(const append_params) = kernel_of(params);
-    p.block_tokens = block_tokens_of(params);
+    p.block_tokens = block_tokens_for(p.tokens, p.kv_heads, p.processors);
     p.slots_at = max(GROUP_TOKENS * stage_row_bytes(p.v_dim), p.centering ? (uint32_t)sizeof(channel_tables) : 0u);
-    uint32_t shared = p.slots_at + 2u * THREADS * slot_bytes(p.k.dtype); /* k and v have one type */
+    uint32_t shared = p.slots_at + SLOTS * THREADS * slot_bytes(p.k.dtype); /* k and v have one type */
     cudaError_t error = shared_memory_for((const void *)kernel, shared);
     if (error != cudaSuccess) {
         return error;

@@ -11,9 +11,9 @@
 #define WARPS (THREADS / WARP_LANES)
 
 struct gather_shared {
-    token_place places[GROUP_TOKENS];
-    bool bad[GROUP_TOKENS]; /* slots in no page: nothing is written for them */
-    quad_lists lists;
+    token_place places[TOKENS_MAX];
+    bool bad[TOKENS_MAX]; /* slots in no page, tokens past the last one: nothing is written for them */
+    quad_lists lists[GROUPS_MAX];
 };
 
 /* What is the same for all threads of a block. */
@@ -38,8 +38,8 @@ static __device__ gather_work work_of(const gather_params &p)
     w.head = blockIdx.x % p.kv_heads;
     w.dim = is_k ? p.k_dim : p.v_dim;
     w.hadamard = is_k ? p.k_hadamard : p.v_hadamard;
-    w.first = blockIdx.x / p.kv_heads * GROUP_TOKENS;
-    w.count = min(GROUP_TOKENS, p.tokens - w.first);
+    w.first = blockIdx.x / p.kv_heads * p.block_tokens;
+    w.count = min(p.block_tokens, p.tokens - w.first);
     w.out = is_k ? p.k : p.v;
     w.wide = tensor_is_wide(&w.out);
     w.may_be_mxfp4 = any_mxfp4(p.pages, w.kind);
@@ -47,11 +47,10 @@ static __device__ gather_work work_of(const gather_params &p)
     return w;
 }
 
-/* Places of the group, by its first warp. */
+/* Places of all tokens of the block, each group's by a warp. */
 static __device__ void find_places(const gather_params &p, const gather_work &w, gather_shared *s)
 {
-    uint32_t t = threadIdx.x;
-    if (t < GROUP_TOKENS) {
+    for (uint32_t t = threadIdx.x; t < p.block_tokens; t += THREADS) {
         int64_t slot = t < w.count ? p.slots[w.first + t] : -1;
         token_place at = token_place_of_slot(&p.pages, slot, w.first + t, w.kind, w.head, w.dim, p.status);
         if (w.kind == NBL_KIND_K && p.seq_indptr != NULL && at.codes != NULL) {
@@ -60,7 +59,7 @@ static __device__ void find_places(const gather_params &p, const gather_work &w,
         s->places[t] = at;
         s->bad[t] = t >= w.count || (at.codes == NULL && slot != -1);
         __syncwarp();
-        quad_lists_fill(&s->lists, s->places);
+        quad_lists_fill(&s->lists[t / GROUP_TOKENS], &s->places[t / GROUP_TOKENS * GROUP_TOKENS]);
     }
 }
 
@@ -91,15 +90,19 @@ static __device__ void write_rows(const gather_work &w, const gather_shared *s, 
 {
     uint32_t element_bytes = w.out.dtype == NBL_F32 ? 4u : 2u;
     uint32_t row_chunks = w.dim * element_bytes / 16u;
-    uint32_t slot_chunks = VECTOR32 * element_bytes / 16u;
+    uint32_t slot_shift = w.out.dtype == NBL_F32 ? 3u : 2u; /* log2 of the chunks of a slot */
     uint32_t lane = threadIdx.x % WARP_LANES;
-    for (uint32_t i = lane; i < w.team.per_warp * row_chunks; i += WARP_LANES) {
-        uint32_t vector = i / row_chunks;
-        uint32_t chunk = i - vector * row_chunks;
-        uint32_t slot = vector * w.team.size + chunk / slot_chunks;
-        const uint8_t *from = slots + slot * slot_bytes(w.out.dtype) + chunk % slot_chunks * 16u;
-        if (!s->bad[first + vector]) {
-            *(uint4 *)(void *)(row_of(w, first + vector) + 16u * chunk) = *(const uint4 *)(const void *)from;
+    uint32_t rows = max(WARP_LANES / row_chunks, 1u); /* written at a time */
+    uint32_t row = lane / row_chunks;
+    uint32_t begin = rows > 1u ? lane - row * row_chunks : lane; /* one row at a time may be longer than a warp */
+    row = rows > 1u ? row : 0u;
+    for (uint32_t vector = row; row < rows && vector < w.team.per_warp; vector += rows) {
+        uint8_t *to = row_of(w, first + vector);
+        const uint8_t *from = slots + vector * w.team.size * slot_bytes(w.out.dtype);
+        for (uint32_t chunk = begin; !s->bad[first + vector] && chunk < row_chunks; chunk += WARP_LANES) {
+            uint32_t slot = chunk >> slot_shift;
+            uint32_t at = slot * slot_bytes(w.out.dtype) + (chunk - (slot << slot_shift)) * 16u;
+            *(uint4 *)(void *)(to + 16u * chunk) = *(const uint4 *)(const void *)(from + at);
         }
     }
 }
@@ -149,24 +152,26 @@ static __global__ void __launch_bounds__(THREADS, 6) gather_kernel(const __grid_
     }
     find_places(p, w, &s);
     __syncthreads();
-    if (w.kind == NBL_KIND_V) {
-        read_v_codes(&s.lists, s.places, stage, w.dim);
-        __syncthreads();
+    for (uint32_t t = 0; w.kind == NBL_KIND_V && t < w.count; t += GROUP_TOKENS) {
+        read_v_codes(&s.lists[t / GROUP_TOKENS], &s.places[t], stage + t * stage_row_bytes(w.dim), w.dim);
     }
-    for (uint32_t v = warp * w.team.per_warp; v < GROUP_TOKENS; v += WARPS * w.team.per_warp) {
+    __syncthreads();
+    for (uint32_t v = warp * w.team.per_warp; v < w.count; v += WARPS * w.team.per_warp) {
         gather_vectors(p, w, &s, stage, slots, v);
     }
 }
 
-extern "C" cudaError_t nbl_cuda_gather(const gather_params *p, cudaStream_t stream)
+extern "C" cudaError_t nbl_cuda_gather(const gather_params *params, cudaStream_t stream)
 {
-    uint32_t dtype = p->k.data != NULL ? p->k.dtype : p->v.dtype; /* k and v have one type */
-    uint32_t shared = THREADS * slot_bytes(dtype) + GROUP_TOKENS * stage_row_bytes(p->v_dim);
+    gather_params p = *params;
+    uint32_t dtype = p.k.data != NULL ? p.k.dtype : p.v.dtype; /* k and v have one type */
+    p.block_tokens = block_tokens_for(p.tokens, p.kv_heads, p.processors);
+    uint32_t shared = THREADS * slot_bytes(dtype) + p.block_tokens * stage_row_bytes(p.v_dim);
     cudaError_t error = shared_memory_for((const void *)gather_kernel, shared);
     if (error != cudaSuccess) {
         return error;
     }
-    dim3 grid((p->tokens + GROUP_TOKENS - 1u) / GROUP_TOKENS * p->kv_heads, 2); /* heads of a token side by side */
-    gather_kernel<<<grid, THREADS, shared, stream>>>(*p);
+    dim3 grid((p.tokens + p.block_tokens - 1u) / p.block_tokens * p.kv_heads, 2); /* heads of a token side by side */
+    gather_kernel<<<grid, THREADS, shared, stream>>>(p);
     return cudaGetLastError();
 }

@@ -75,6 +75,7 @@ static __device__ void find_places(const transcode_work &w, uint32_t first, tran
 }
 
 /* One vector of each team of the warp: token t of the group, if active. */
+template <uint32_t FAMILY>
 static __device__ void transcode_vector(const pages_params &p, const transcode_work &w, transcode_shared *s,
                                         uint8_t *stage, uint32_t t, bool active)
 {
@@ -96,10 +97,10 @@ static __device__ void transcode_vector(const pages_params &p, const transcode_w
         x[i] = w.team.b * VECTOR32 + i < w.dim ? x[i] : 0.0f;
     }
     range32 range = range32_of(x, w.team);
-    quantize32<FAMILY_ANY>(x, range, w.team, w.to.format, w.rule, s->reciprocals, p.stats != NULL, &q);
+    quantize32<FAMILY>(x, range, w.team, w.to.format, w.rule, s->reciprocals, p.stats != NULL, &q);
     __syncwarp();
     if (active) {
-        write_scales<FAMILY_ANY>(s->to[t], w.team, q);
+        write_scales<FAMILY>(s->to[t], w.team, q);
         if (w.kind == NBL_KIND_K) {
             write_k_codes(s->to[t], w.team.b, q.words);
         } else {
@@ -112,6 +113,7 @@ static __device__ void transcode_vector(const pages_params &p, const transcode_w
 }
 
 /* All vectors of a group of tokens. */
+template <uint32_t FAMILY>
 static __device__ void transcode_group(const pages_params &p, const transcode_work &w, transcode_shared *s,
                                        uint8_t *stage)
 {
@@ -121,7 +123,7 @@ static __device__ void transcode_group(const pages_params &p, const transcode_wo
     }
     for (uint32_t v = threadIdx.x / WARP_LANES * w.team.per_warp; v < GROUP_TOKENS; v += WARPS * w.team.per_warp) {
         bool active = w.team.vector < w.team.per_warp;
-        transcode_vector(p, w, s, stage, v + (active ? w.team.vector : 0u), active);
+        transcode_vector<FAMILY>(p, w, s, stage, v + (active ? w.team.vector : 0u), active);
     }
     if (w.kind == NBL_KIND_V) {
         __syncthreads();
@@ -129,7 +131,9 @@ static __device__ void transcode_group(const pages_params &p, const transcode_wo
     }
 }
 
-static __global__ void __launch_bounds__(THREADS) transcode_kernel(const __grid_constant__ pages_params p)
+template <uint32_t FAMILY>
+static __global__ void __launch_bounds__(THREADS, FAMILY == FAMILY_ANY ? 3 : 4)
+    transcode_kernel(const __grid_constant__ pages_params p)
 {
     extern __shared__ uint4 dynamic[];
     __shared__ transcode_shared s;
@@ -151,7 +155,7 @@ static __global__ void __launch_bounds__(THREADS) transcode_kernel(const __grid_
     for (uint32_t first = 0; first < w.tokens; first += GROUP_TOKENS) {
         find_places(w, first, &s);
         __syncthreads();
-        transcode_group(p, w, &s, (uint8_t *)dynamic);
+        transcode_group<FAMILY>(p, w, &s, (uint8_t *)dynamic);
         __syncthreads();
     }
     if (p.stats != NULL && threadIdx.x == 0) {
@@ -161,7 +165,9 @@ static __global__ void __launch_bounds__(THREADS) transcode_kernel(const __grid_
 
 extern "C" cudaError_t nbl_cuda_transcode(const pages_params *p, cudaStream_t stream)
 {
-    transcode_kernel<<<dim3(p->count, p->layers, p->kv_heads * 2u), THREADS, GROUP_TOKENS * stage_row_bytes(p->v_dim),
-                       stream>>>(*p);
+    static void (*const kernels[])(const pages_params) = {transcode_kernel<FAMILY_INT8>, transcode_kernel<FAMILY_INT4P>,
+                                                          transcode_kernel<FAMILY_MXFP4>, transcode_kernel<FAMILY_ANY>};
+    dim3 grid(p->count, p->layers, p->kv_heads * 2u);
+    kernels[family_of(&p->dst)]<<<grid, THREADS, GROUP_TOKENS * stage_row_bytes(p->v_dim), stream>>>(*p);
     return cudaGetLastError();
 }

@@ -76,36 +76,42 @@ NBL_FN bool tensor_is_wide(const cuda_tensor *t)
     return t->packed && (((uint64_t)t->data | (uint64_t)t->stride[0] | (uint64_t)t->stride[1]) & 15u) == 0;
 }
 
-/* Two binary32 of two halves of a word. */
-CUDA_DEVICE float2 floats_of(uint32_t word, uint32_t dtype)
-{
-    if (dtype == NBL_BF16) {
-        return make_float2(nbl_float_of(word << 16), nbl_float_of(word & 0xffff0000u));
-    }
-    __half2 pair;
-    memcpy(&pair, &word, sizeof pair);
-    return __half22float2(pair);
-}
-
 /** Bytes of a lane's slot for its elements of a row, in shared memory; slots begin in different banks. */
 NBL_FN uint32_t slot_bytes(uint32_t dtype)
 {
     return VECTOR32 * (dtype == NBL_F32 ? 4u : 2u) + 16u;
 }
 
-/** Begins to copy the lane's elements of a row into its slot; those past dim become 0. One group of cp.async. Only for
- *  wide tensors: D is a multiple of 8 (F1), so 16 bytes never reach past the row. */
-CUDA_DEVICE void vector32_fetch(const cuda_tensor *t, const uint8_t *row, uint32_t dim, uint32_t b, uint8_t *slot)
+/** Begins to copy the first `bytes` of a lane's elements into its slot, given as a shared address; the others become 0.
+ *  A multiple of 16 bytes: D is a multiple of 8 (F1). at may be read even if bytes is 0. */
+CUDA_DEVICE void vector32_fetch(const uint8_t *at, uint32_t bytes, uint32_t dtype, uint32_t slot)
 {
-    uint32_t element_bytes = t->dtype == NBL_F32 ? 4u : 2u;
-    uint32_t first = b * VECTOR32;
-    uint32_t bytes = first < dim ? min(dim - first, VECTOR32) * element_bytes : 0u;
-    const uint8_t *at = row + first * element_bytes;
-    uint32_t to = ptx_shared_address(slot);
 #pragma unroll
-    for (uint32_t k = 0; k < VECTOR32 / 4u; ++k) {
-        if (k < VECTOR32 / 8u || t->dtype == NBL_F32) {
-            ptx_cp_async_16_zfill(to + 16u * k, 16u * k < bytes ? at + 16u * k : t->data, 16u * k < bytes ? 16u : 0u);
+    for (uint32_t k = 0; k < VECTOR32 / 8u; ++k) {
+        ptx_cp_async_16_zfill(slot + 16u * k, at + 16u * k, 16u * k < bytes ? 16u : 0u);
+    }
+    if (dtype == NBL_F32) {
+#pragma unroll
+        for (uint32_t k = VECTOR32 / 8u; k < VECTOR32 / 4u; ++k) {
+            ptx_cp_async_16_zfill(slot + 16u * k, at + 16u * k, 16u * k < bytes ? 16u : 0u);
+        }
+    }
+}
+
+/* Sixteen-bit elements of a slot, bf16 or fp16. */
+template <bool BF16> CUDA_DEVICE void take_halves(const uint4 *chunk, float (&x)[VECTOR32])
+{
+#pragma unroll
+    for (uint32_t k = 0; k < VECTOR32 / 8u; ++k) {
+        uint4 v = chunk[k];
+        uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (uint32_t i = 0; i < 4u; ++i) {
+            __half2 pair;
+            memcpy(&pair, &words[i], sizeof pair);
+            float2 wide = __half22float2(pair);
+            x[8u * k + 2u * i] = BF16 ? nbl_float_of(words[i] << 16) : wide.x;
+            x[8u * k + 2u * i + 1u] = BF16 ? nbl_float_of(words[i] & 0xffff0000u) : wide.y;
         }
     }
 }
@@ -125,16 +131,10 @@ CUDA_DEVICE void vector32_take(const uint8_t *slot, uint32_t dtype, float (&x)[V
         }
         return;
     }
-#pragma unroll
-    for (uint32_t k = 0; k < VECTOR32 / 8u; ++k) {
-        uint4 v = chunk[k];
-        uint32_t words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-        for (uint32_t i = 0; i < 4u; ++i) {
-            float2 pair = floats_of(words[i], dtype);
-            x[8u * k + 2u * i] = pair.x;
-            x[8u * k + 2u * i + 1u] = pair.y;
-        }
+    if (dtype == NBL_BF16) {
+        take_halves<true>(chunk, x);
+    } else {
+        take_halves<false>(chunk, x);
     }
 }
 
