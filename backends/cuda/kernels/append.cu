@@ -273,10 +273,14 @@ static __device__ void append_all(const append_params &p, const append_work &w, 
     }
 }
 
+/* Blocks of a multiprocessor: as many as leave the registers that the kernel needs. */
+static constexpr uint32_t blocks_of(uint32_t family, bool wide)
+{
+    return !wide ? 2u : family == FAMILY_ANY ? 3u : family == FAMILY_INT8 ? 5u : 4u;
+}
+
 template <uint32_t FAMILY, bool WIDE>
-static __global__ void __launch_bounds__(THREADS, FAMILY == FAMILY_ANY    ? 3
-                                                  : FAMILY == FAMILY_INT8 ? 5
-                                                                          : 4)
+static __global__ void __launch_bounds__(THREADS, blocks_of(FAMILY, WIDE))
     append_kernel(const __grid_constant__ append_params p)
 {
     __shared__ append_shared s;
