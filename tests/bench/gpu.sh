@@ -4,7 +4,8 @@
 #
 # usage: tests/bench/gpu.sh [BUILD] [SECTION...]
 #
-# BUILD: a build folder (default build/gpu); built first where cmake and nvcc are, for this GPU alone.
+# BUILD: a build folder, named with a slash (default build/gpu): made for this GPU alone if it is not there, brought up to
+# date if it is; one that was carried here without its CMake cache is taken as it is.
 # SECTIONS, in this order (default: all):
 #   differential   random cases, every byte against the simulator (NIBBLE_TEST_CASES, default 2000)
 #   conformance    the suite of tests/conformance with NIBBLE_BACKEND=cuda
@@ -21,7 +22,7 @@ readonly ALL=(differential conformance graph misuse sanitizer bench peers)
 readonly SANITIZED_CASES=4
 readonly EXIT_SKIPPED=77
 BUILD=build/gpu
-if [ $# -gt 0 ] && [[ " ${ALL[*]} " != *" $1 "* ]]; then
+if [ $# -gt 0 ] && [[ $1 == */* ]]; then
   BUILD=$1
   shift
 fi
@@ -45,7 +46,6 @@ section() {
   esac
 }
 
-# Brings the build folder up to date; one that was carried here without its cache is taken as it is.
 build() {
   local capability
   if [ ! -e "$BUILD/CMakeCache.txt" ]; then
