@@ -113,11 +113,15 @@ static __device__ void gather_vectors(const gather_params &p, const gather_work 
 {
     float unit[2];
     float x[VECTOR32];
-    uint32_t words[VECTOR32 / 4u] = {};
+    uint32_t words[VECTOR32 / 4u];
     bool active = w.team.vector < w.team.per_warp;
     uint32_t t = first + (active ? w.team.vector : 0u);
     const token_place &at = s->places[t];
     bool has_place = active && at.codes != NULL;
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR32 / 4u; ++i) {
+        words[i] = at.format == NBL_INT8 ? 0u : nbl_block_zero_code(at.format) * 0x11111111u;
+    }
     read_units(at, w.team, w.may_be_mxfp4, has_place, unit);
     if (has_place && w.kind == NBL_KIND_K) {
         read_k_codes(at, w.team.b, words);

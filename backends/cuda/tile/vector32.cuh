@@ -220,17 +220,17 @@ template <uint32_t H> CUDA_DEVICE void vector32_butterflies(float (&x)[VECTOR32]
     }
 }
 
-/* The first butterflies of blocks of 8, 16, or 32 and more. */
+/* The first butterflies of blocks of 8, 16, or 32 and more; the last have a path of their own, being the usual ones. */
 CUDA_DEVICE void vector32_hadamard_inside(float (&x)[VECTOR32], uint32_t n)
 {
     vector32_butterflies<1>(x);
     vector32_butterflies<2>(x);
     vector32_butterflies<4>(x);
-    if (n >= 16u) {
-        vector32_butterflies<8>(x);
-    }
     if (n >= 32u) {
+        vector32_butterflies<8>(x);
         vector32_butterflies<16>(x);
+    } else if (n == 16u) {
+        vector32_butterflies<8>(x);
     }
 }
 
