@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""docs/troubleshooting.md speaks of messages that exist: each text in the first column of its tables is part of a string
-in the product's sources. Texts of the dynamic loader are named here."""
+"""docs/troubleshooting.md speaks of messages that exist: each text in the first column of its tables is part of a
+string in the product's sources. Texts of the dynamic loader are named here."""
 
 from __future__ import annotations
 
