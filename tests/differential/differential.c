@@ -13,7 +13,12 @@
 #define ELEMENTS_MAX (3u << 20) /* of K or V in a case */
 #define COUNT(list) ((uint32_t)(sizeof(list) / sizeof((list)[0])))
 
+#define PREFILL_CASES 3u /* one case in so many has many query rows and nothing but what a prefill has */
+#define Q_BOUND 20000u   /* more than any case has: bounds of a call may be generous */
+#define KV_BOUND 300000u
+
 static const uint32_t dims[] = {16, 24, 64, 64, 72, 80, 96, 128, 128, 128, 128, 192, 256, 512};
+static const uint32_t prefill_dims[] = {24, 64, 64, 80, 96, 128, 128, 128};
 static const uint32_t page_sizes[] = {1, 3, 5, 8, 16, 16, 30, 32, 33, 64, 64, 128, 128, 256};
 static const uint32_t groups[] = {1, 2, 3, 4, 4, 5, 7, 8, 8, 16};
 static const uint32_t formats[] = {NBL_INT8, NBL_MXFP4, NBL_MXFP4_16, NBL_INT4P};
@@ -39,6 +44,7 @@ typedef struct trial {
     uint32_t in_dtype;
     uint32_t out_dtype;
     uint32_t states; /* chunks asked for, 0: none */
+    uint32_t prefill;
     array *codes[REGIONS_MAX], *scales[REGIONS_MAX];
     array *slots, *table, *kv_indptr, *q_indptr, *kv_lens, *center_codes, *center_exponents, *center_shifts, *stats;
     array *k, *v, *q, *o, *lse, *state_head, *state_o;
@@ -68,16 +74,27 @@ static uint32_t random_length(world *w, uint32_t most)
     return n < most ? n : most;
 }
 
-static void random_shape(trial *t)
+static void random_dims(trial *t)
 {
     world *w = t->w;
-    t->shape = (nbl_kv_shape)NBL_INIT(nbl_kv_shape);
-    t->shape.layers = 1u + world_below(w, 2);
-    t->shape.kv_heads = 1u + world_below(w, 4);
     t->shape.k_dim = world_below(w, 12) == 0 ? 576u : world_choice(w, dims, COUNT(dims));
     t->shape.v_dim = world_below(w, 3) == 0           ? world_choice(w, dims, COUNT(dims))
                      : t->shape.k_dim > NBL_V_DIM_MAX ? NBL_V_DIM_MAX
                                                       : t->shape.k_dim;
+    if (t->prefill) {
+        t->shape.k_dim = world_choice(w, prefill_dims, COUNT(prefill_dims));
+        t->shape.v_dim = world_below(w, 3) == 0 ? world_choice(w, prefill_dims, COUNT(prefill_dims)) : t->shape.k_dim;
+    }
+}
+
+static void random_shape(trial *t)
+{
+    world *w = t->w;
+    t->prefill = world_below(w, PREFILL_CASES) == 0;
+    t->shape = (nbl_kv_shape)NBL_INIT(nbl_kv_shape);
+    t->shape.layers = 1u + world_below(w, 2);
+    t->shape.kv_heads = 1u + world_below(w, 4);
+    random_dims(t);
     t->shape.page_tokens = world_choice(w, page_sizes, COUNT(page_sizes));
     t->shape.k_hadamard = random_hadamard(w, t->shape.k_dim);
     t->shape.v_hadamard = random_hadamard(w, t->shape.v_dim);
@@ -98,14 +115,21 @@ static void random_lengths(trial *t)
     for (uint32_t b = 0; b < t->batch; ++b) {
         t->kv_len[b] = random_length(w, most);
         uint32_t decode = 1u + world_below(w, 4);
-        t->q_len[b] = world_below(w, 8) == 0 ? 0u : world_below(w, 3) != 0 ? decode : random_length(w, 200);
+        t->q_len[b] = world_below(w, 8) == 0 ? 0u
+                      : t->prefill           ? random_length(w, 700)
+                      : world_below(w, 3)    ? decode
+                                             : random_length(w, 200);
         t->kv_len_max = t->kv_len[b] > t->kv_len_max ? t->kv_len[b] : t->kv_len_max;
         t->q_len_max = t->q_len[b] > t->q_len_max ? t->q_len[b] : t->q_len_max;
         t->tokens += t->kv_len[b];
         t->q_tokens += t->q_len[b];
     }
     t->kv_len_max += world_below(w, 2) * world_below(w, 3000);
-    t->q_len_max += world_below(w, 2) * 3u;
+    t->q_len_max += world_below(w, 2) * (t->prefill ? Q_BOUND : 3u);
+    if (t->prefill && world_below(w, 8) == 0) {
+        t->kv_len_max += KV_BOUND;
+        return;
+    }
     t->states = world_below(w, 3) == 0 ? (t->kv_len_max + NBL_CHUNK_TOKENS - 1u) / NBL_CHUNK_TOKENS : 0u;
 }
 
@@ -115,10 +139,10 @@ static void describe(trial *t, uint32_t number)
     snprintf(
         t->text, sizeof t->text,
         "case %u: Hk %u Hq %u Dk %u Dv %u page %u hadamard %u %u centering %u regions %u formats %u %u rules %u %u "
-        "batch %u kv_len %u.. q_len %u.. tokens %u q_tokens %u dtypes %u %u states %u",
+        "batch %u kv_len %u.. q_len %u.. tokens %u q_tokens %u bounds %u %u dtypes %u %u states %u",
         number, s->kv_heads, t->q_heads, s->k_dim, s->v_dim, s->page_tokens, s->k_hadamard, s->v_hadamard, s->centering,
         t->region_count, t->k_format[0], t->v_format[0], s->k_scale_rule, s->v_scale_rule, t->batch, t->kv_len[0],
-        t->q_len[0], t->tokens, t->q_tokens, t->in_dtype, t->out_dtype, t->states);
+        t->q_len[0], t->tokens, t->q_tokens, t->q_len_max, t->kv_len_max, t->in_dtype, t->out_dtype, t->states);
     t->w->case_text = t->text;
 }
 
@@ -353,7 +377,7 @@ static nbl_attend_args random_mask(trial *t, array *heads[2], array **tree)
         a.window_right = world_below(w, 100);
     }
     a.sm_scale = world_below(w, 3) == 0 ? 0.0f : 0.02f + 0.01f * (float)world_below(w, 40);
-    a.soft_cap = (t->shape.centering & NBL_CENTERING_MEAN) == 0 && world_below(w, 4) == 0
+    a.soft_cap = (t->shape.centering & NBL_CENTERING_MEAN) == 0 && !t->prefill && world_below(w, 4) == 0
                      ? 5.0f + (float)world_below(w, 50)
                      : 0.0f;
     if (world_below(w, 5) == 0) {
@@ -362,7 +386,7 @@ static nbl_attend_args random_mask(trial *t, array *heads[2], array **tree)
     }
     for (uint32_t k = 0; k < 2u; ++k) {
         heads[k] = NULL;
-        if (world_below(w, 3) == 0) {
+        if (world_below(w, 3) == 0 && (k > 0 || !t->prefill)) {
             heads[k] = world_array(w, t->q_heads * sizeof(float));
             for (uint32_t h = 0; h < t->q_heads; ++h) {
                 ((float *)(void *)heads[k]->host)[h] = world_normal(w) * (k == 0 ? 0.1f : 3.0f);
@@ -371,7 +395,7 @@ static nbl_attend_args random_mask(trial *t, array *heads[2], array **tree)
         }
     }
     *tree = NULL;
-    if (world_below(w, 5) == 0 && t->q_len_max > 0 && heads[0] == NULL &&
+    if (world_below(w, 5) == 0 && t->q_len_max > 0 && !t->prefill && heads[0] == NULL &&
         (a.flags & (NBL_ATTEND_WINDOW_LEFT | NBL_ATTEND_WINDOW_RIGHT)) == 0) { /* slots of a tree are no positions */
         a.tree_mask_stride = (t->q_len_max + 31u) / 32u;
         *tree = world_array(w, (uint64_t)t->q_tokens * a.tree_mask_stride * sizeof(uint32_t));
