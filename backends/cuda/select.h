@@ -17,6 +17,10 @@
 #define CUDA_PREFILL_DIM_MAX 128u
 #define CUDA_PREFILL_IMAGES_MAX (UINT64_C(256) << 20) /**< bytes of expanded K and V at a time, if one unit fits */
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /** Bounds that a workspace is sized for. */
 typedef struct attend_bounds {
     uint32_t batch;
@@ -66,5 +70,9 @@ int cuda_prefill_splits(const attend_bounds *bounds);
 
 /** Leaves only the chunks of a range; both 0: all. Places stay as they are. */
 void cuda_plan_restrict(cuda_plan *plan, uint32_t range_begin, uint32_t range_end);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

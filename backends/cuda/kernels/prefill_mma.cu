@@ -55,6 +55,31 @@ CUDA_DEVICE void load_queries(const attend_params &p, memory<KD, VD> &m, const p
     }
 }
 
+/* s = A * B for the warp's 16 rows of A and the N rows of B, by mma.sync; rows of W bytes, both in images. */
+template <int W, int N> CUDA_DEVICE void scores_of(int32_t (&s)[N / 2], uint32_t a, uint32_t first_row, uint32_t b)
+{
+    uint32_t lane = threadIdx.x % 32u;
+    uint32_t a_row = first_row + lane % 16u;
+#pragma unroll
+    for (int half = 0; half < W / 64; ++half) {
+        uint32_t low[4], high[4];
+        ptx_ldmatrix_x4(low, a + prefill_piece<W>(a_row, 4 * half + lane / 16u));
+        ptx_ldmatrix_x4(high, a + prefill_piece<W>(a_row, 4 * half + 2u + lane / 16u));
+#pragma unroll
+        for (int j = 0; j < N / 8; ++j) {
+            uint32_t right[4];
+            int32_t(&sums)[4] = reinterpret_cast<int32_t(&)[4]>(s[4 * j]);
+            ptx_ldmatrix_x4(right, b + prefill_piece<W>(8 * j + lane % 8u, 4 * half + lane / 8u));
+            if (half == 0) {
+                sums[0] = sums[1] = sums[2] = sums[3] = 0;
+            }
+            uint32_t right_low[2] = {right[0], right[1]}, right_high[2] = {right[2], right[3]};
+            ptx_mma_m16n8k32_ss(sums, low, right_low);
+            ptx_mma_m16n8k32_ss(sums, high, right_high);
+        }
+    }
+}
+
 /* a = P V for the warp's 16 rows. */
 template <int VD> CUDA_DEVICE void sums_of(int32_t (&a)[VD / 2], const uint32_t (&packed)[16], uint32_t v)
 {
@@ -115,13 +140,13 @@ template <int KD, int VD> CUDA_DEVICE void do_item(const attend_params &p, memor
         ask_image(p, m, it, tile + 1u);
         ptx_cp_async_wait<1>();
         __syncthreads();
-        const uint32_t q = ptx_shared_address(m.queries), k = ptx_shared_address(image);
-        prefill_scores<KD, 128>(s, q, first_row, k);
+        scores_of<KD, 128>(s, ptx_shared_address(m.queries), first_row, ptx_shared_address(image));
         prefill_softmax(s, prefill_parameters_of<KD, VD>(image), rows, (int32_t)(tile * CUDA_TILE_TOKENS), m.table, r,
-                        o, packed, b, l, [&](int32_t(&again)[64]) { prefill_scores<KD, 128>(again, q, first_row, k); });
+                        o, packed, b, l,
+                        [&](int32_t(&again)[64]) { prefill_rescore<KD>(again, m.queries + first_row * KD, image); });
         prefill_add_sum(r, b, l);
         int32_t(&a)[VD / 2] = reinterpret_cast<int32_t(&)[VD / 2]>(s); /* the scores are done with */
-        sums_of<VD>(a, packed, k + prefill_image<KD, VD>::v_at);
+        sums_of<VD>(a, packed, ptx_shared_address(image) + prefill_image<KD, VD>::v_at);
         prefill_add_tile(a, b, o);
         if (tile + 1u == it.tile_end || tile % CUDA_CHUNK_TILES == CUDA_CHUNK_TILES - 1u) {
             end_chunk(p, it, tile + 1u == it.tile_end, r, rows, first_row, o);

@@ -204,11 +204,9 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
         const uint8_t *image = m.stages[w.at.stage].image;
         uint32_t packed[16];
         float b[2], l[2];
-        prefill_softmax(s, prefill_parameters_of<KD, VD>(image), rows, (int32_t)(w.tile * CUDA_TILE_TOKENS), m.table, r,
-                        o, packed, b, l, [&](int32_t(&again)[64]) {
-                            prefill_scores<KD, 128>(again, ptx_shared_address(m.queries[slot]), first_row,
-                                                    ptx_shared_address(image));
-                        });
+        prefill_softmax(
+            s, prefill_parameters_of<KD, VD>(image), rows, (int32_t)(w.tile * CUDA_TILE_TOKENS), m.table, r, o, packed,
+            b, l, [&](int32_t(&again)[64]) { prefill_rescore<KD>(again, m.queries[slot] + first_row * KD, image); });
         wgmma_fence();
         begin_sums<VD>(a, packed, image + v_at);
         wgmma_commit();

@@ -88,6 +88,12 @@ PTX_FN void ptx_ldmatrix_x4_trans(uint32_t (&d)[4], uint32_t shared_row)
                  : "memory");
 }
 
+/** No instruction: the compiler forgets what it knows about the two values. */
+PTX_FN void ptx_forget(int32_t (&x)[2])
+{
+    asm volatile("" : "+r"(x[0]), "+r"(x[1]));
+}
+
 /* ------------------------------------------------------------------------------------------------ exponential */
 
 /** 2^x, relative error below 2^-22; subnormal results are 0. PTX ISA, Floating Point, ex2 */

@@ -236,27 +236,26 @@ template <int N> CUDA_DEVICE void prefill_rows_clear(prefill_rows &r, const pref
 
 /* ------------------------------------------------------------------------------------------------ scores of a warp */
 
-/** s = A * B for the warp's 16 rows of A and the N rows of B, by mma.sync; rows of W bytes, both in images. */
-template <int W, int N> CUDA_DEVICE void prefill_scores(int32_t (&s)[N / 2], uint32_t a, uint32_t first_row, uint32_t b)
+/** The scores of a tile again, for a base that moves: rare, so a small loop with few registers. q is the image of the
+ *  warp's query rows, k that of the tile. */
+template <int KD> CUDA_DEVICE void prefill_rescore(int32_t (&s)[64], const uint8_t *q, const uint8_t *k)
 {
-    uint32_t lane = threadIdx.x % 32u;
-    uint32_t a_row = first_row + lane % 16u;
+    const uint32_t g = threadIdx.x % 32u / PREFILL_LANES, t = threadIdx.x % PREFILL_LANES;
 #pragma unroll
-    for (int half = 0; half < W / 64; ++half) {
-        uint32_t low[4], high[4];
-        ptx_ldmatrix_x4(low, a + prefill_piece<W>(a_row, 4 * half + lane / 16u));
-        ptx_ldmatrix_x4(high, a + prefill_piece<W>(a_row, 4 * half + 2u + lane / 16u));
+    for (int i = 0; i < 64; ++i) {
+        s[i] = 0;
+    }
+#pragma unroll 1
+    for (uint32_t w = 0; w < KD / 4u; ++w) {
+        const uint32_t in_piece = w % 4u * 4u;
+        const int32_t low = *(const int32_t *)(const void *)(q + prefill_piece<KD>(g, w / 4u) + in_piece);
+        const int32_t high = *(const int32_t *)(const void *)(q + prefill_piece<KD>(g + 8u, w / 4u) + in_piece);
 #pragma unroll
-        for (int j = 0; j < N / 8; ++j) {
-            uint32_t right[4];
-            int32_t(&sums)[4] = reinterpret_cast<int32_t(&)[4]>(s[4 * j]);
-            ptx_ldmatrix_x4(right, b + prefill_piece<W>(8 * j + lane % 8u, 4 * half + lane / 8u));
-            if (half == 0) {
-                sums[0] = sums[1] = sums[2] = sums[3] = 0;
-            }
-            uint32_t right_low[2] = {right[0], right[1]}, right_high[2] = {right[2], right[3]};
-            ptx_mma_m16n8k32_ss(sums, low, right_low);
-            ptx_mma_m16n8k32_ss(sums, high, right_high);
+        for (int j = 0; j < 32; ++j) {
+            const uint32_t token = (uint32_t)j / 2u * 8u + 2u * t + (uint32_t)j % 2u;
+            const int32_t code = *(const int32_t *)(const void *)(k + prefill_piece<KD>(token, w / 4u) + in_piece);
+            s[j / 2 * 4 + j % 2] = ptx_dp4a_ss(low, code, s[j / 2 * 4 + j % 2]);
+            s[j / 2 * 4 + 2 + j % 2] = ptx_dp4a_ss(high, code, s[j / 2 * 4 + 2 + j % 2]);
         }
     }
 }
@@ -398,7 +397,10 @@ static __device__ __forceinline__ void prefill_rebase(int32_t (&s)[64], const pr
     for (int i = 0; i < N; ++i) {
         o[i] *= factor[i / 2 % 2];
     }
-    prefill_grid_logits(s, v, mask, r);
+    prefill_mask again = mask;
+    ptx_forget(again.low); /* 128 comparisons are cheaper to repeat than to keep */
+    ptx_forget(again.high);
+    prefill_grid_logits(s, v, again, r);
 #pragma unroll
     for (int i = 0; i < 64; ++i) {
         s[i] = min(s[i], limit);
