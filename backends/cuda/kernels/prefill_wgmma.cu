@@ -58,6 +58,7 @@ struct ring_place {
     }
 };
 
+/* Query rows and what the computing warps must know of them, into a slot. */
 template <int KD, int VD>
 CUDA_DEVICE void load_queries(const attend_params &p, memory<KD, VD> &m, const prefill_item &it, uint32_t slot)
 {
@@ -75,45 +76,51 @@ CUDA_DEVICE void load_queries(const attend_params &p, memory<KD, VD> &m, const p
     ptx_fence_proxy_async();
 }
 
-template <int KD, int VD>
-CUDA_DEVICE void load_images(const attend_params &p, memory<KD, VD> &m, const prefill_item &it, ring_place &at)
+/* Items, two slots ahead of their use, by three warps. */
+template <int KD, int VD> CUDA_DEVICE void load_items(const attend_params &p, memory<KD, VD> &m)
 {
-    constexpr uint32_t bytes = prefill_image<KD, VD>::bytes;
-    const uint8_t *from = p.images + ((uint64_t)it.unit * p.image_tiles + it.tile_first) * bytes;
-    const uint64_t policy = ptx_policy_evict_last();
-    for (uint32_t tile = it.tile_first; tile < it.tile_end; ++tile) {
-        const uint32_t full = ptx_shared_address(&m.stage_full[at.stage]);
-        ptx_mbarrier_wait(ptx_shared_address(&m.stage_empty[at.stage]), at.parity ^ 1u);
-        ptx_mbarrier_arrive_expect(full, bytes);
-        ptx_bulk_copy(ptx_shared_address(m.stages[at.stage].image), from, bytes, full, policy);
-        from += bytes;
-        at.next();
-    }
-}
-
-template <int KD, int VD> CUDA_DEVICE void load(const attend_params &p, memory<KD, VD> &m)
-{
-    ring_place at = {0, 0};
     uint32_t unit = 0;
     for (uint32_t n = 0;; ++n) {
         const uint32_t slot = n % 2u;
-        if (threadIdx.x == 0) {
+        if (threadIdx.x == LOADERS - QUERY_LOADERS) {
             ptx_mbarrier_wait(ptx_shared_address(&m.item_empty[slot]), n / 2u % 2u ^ 1u);
             m.items[slot] = prefill_item_of(p, atomicAdd(p.prefill_items, 1u), &unit);
         }
         __syncwarp();
-        wgmma_bar_sync(LOADER_BARRIER, LOADERS);
+        wgmma_bar_sync(LOADER_BARRIER, QUERY_LOADERS);
         const prefill_item it = m.items[slot];
-        if (threadIdx.x >= LOADERS - QUERY_LOADERS) {
-            if (it.tile_end > 0) {
-                load_queries(p, m, it, slot);
-            }
-            ptx_mbarrier_arrive(ptx_shared_address(&m.item_full[slot]));
-        } else if (threadIdx.x == 0) {
-            load_images(p, m, it, at);
+        if (it.tile_end > 0) {
+            load_queries(p, m, it, slot);
         }
+        ptx_mbarrier_arrive(ptx_shared_address(&m.item_full[slot]));
         if (it.tile_end == 0) {
             return;
+        }
+    }
+}
+
+/* The images of all items, by one thread. */
+template <int KD, int VD> CUDA_DEVICE void load_images(const attend_params &p, memory<KD, VD> &m)
+{
+    constexpr uint32_t bytes = prefill_image<KD, VD>::bytes;
+    const uint64_t policy = ptx_policy_evict_last();
+    ring_place at = {0, 0};
+    for (uint32_t n = 0;; ++n) {
+        ptx_mbarrier_wait(ptx_shared_address(&m.item_full[n % 2u]), n / 2u % 2u);
+        const prefill_item &it = m.items[n % 2u];
+        uint32_t tiles = it.tile_end - it.tile_first;
+        if (it.tile_end == 0) {
+            return;
+        }
+        const uint8_t *from = p.images + ((uint64_t)it.unit * p.image_tiles + it.tile_first) * bytes;
+        ptx_mbarrier_arrive(ptx_shared_address(&m.item_empty[n % 2u]));
+        for (; tiles > 0; --tiles) {
+            const uint32_t full = ptx_shared_address(&m.stage_full[at.stage]);
+            ptx_mbarrier_wait(ptx_shared_address(&m.stage_empty[at.stage]), at.parity ^ 1u);
+            ptx_mbarrier_arrive_expect(full, bytes);
+            ptx_bulk_copy(ptx_shared_address(m.stages[at.stage].image), from, bytes, full, policy);
+            from += bytes;
+            at.next();
         }
     }
 }
@@ -206,7 +213,8 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
         float b[2], l[2];
         prefill_softmax(
             s, prefill_parameters_of<KD, VD>(image), rows, (int32_t)(w.tile * CUDA_TILE_TOKENS), m.table, r, o, packed,
-            b, l, [&](int32_t(&again)[64]) { prefill_rescore<KD>(again, m.queries[slot] + first_row * KD, image); });
+            b, l, [&](int32_t(&again)[64]) { prefill_rescore<KD>(again, m.queries[slot] + first_row * KD, image); },
+            [](int) {});
         wgmma_fence();
         begin_sums<VD>(a, packed, image + v_at);
         wgmma_commit();
@@ -218,6 +226,7 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
             w.at.next();
             ptx_mbarrier_wait(ptx_shared_address(&m.stage_full[w.at.stage]), w.at.parity);
         }
+        wgmma_fence();
         begin_scores<KD>(s, m.queries[item_ends && more ? slot ^ 1u : slot] + group_at, m.stages[w.at.stage].image);
         wgmma_commit();
         prefill_add_sum(r, b, l);
@@ -267,7 +276,7 @@ __global__ void __launch_bounds__(THREADS, 1) wgmma_kernel(const __grid_constant
         }
         for (uint32_t i = 0; i < 2u; ++i) {
             ptx_mbarrier_init(ptx_shared_address(&m.item_full[i]), QUERY_LOADERS);
-            ptx_mbarrier_init(ptx_shared_address(&m.item_empty[i]), CONSUMER_WARPS);
+            ptx_mbarrier_init(ptx_shared_address(&m.item_empty[i]), CONSUMER_WARPS + 1u);
         }
         ptx_fence_mbarrier_init();
     }
@@ -279,7 +288,11 @@ __global__ void __launch_bounds__(THREADS, 1) wgmma_kernel(const __grid_constant
     ptx_grid_wait();
     if (threadIdx.x < LOADERS) {
         wgmma_registers_fewer<LOADER_REGISTERS>();
-        load(p, m);
+        if (threadIdx.x >= LOADERS - QUERY_LOADERS) {
+            load_items(p, m);
+        } else if (threadIdx.x == 0) {
+            load_images(p, m);
+        }
     } else {
         wgmma_registers_more<CONSUMER_REGISTERS>();
         compute(p, m);

@@ -104,6 +104,24 @@ PTX_FN float ptx_ex2(float x)
     return d;
 }
 
+/* ------------------------------------------------------------------------------------------------ conversions */
+
+/** Two binary32 to bf16, RNE; low in bits 0..15. PTX ISA, Data Movement, cvt */
+PTX_FN uint32_t ptx_bf16x2(float high, float low)
+{
+    uint32_t d;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
+/** The same to fp16, overflow to infinity. PTX ISA, Data Movement, cvt */
+PTX_FN uint32_t ptx_f16x2(float high, float low)
+{
+    uint32_t d;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
 /* ------------------------------------------------------------------------------------------------ asynchronous
  * copies */
 

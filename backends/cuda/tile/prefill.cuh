@@ -408,17 +408,17 @@ static __device__ __forceinline__ void prefill_rebase(int32_t (&s)[64], const pr
     prefill_most(s, most);
 }
 
-/** RNE to bf16 precision, as binary32 (NUM 5.4: no tie occurs). PTX ISA, cvt */
+/** RNE to bf16 precision, as binary32 (q of NUM 5.4). */
 CUDA_DEVICE float prefill_q(float p)
 {
-    uint32_t bits;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(p), "f"(0.0f));
-    return __uint_as_float(bits);
+    return __uint_as_float(ptx_bf16x2(p, 0.0f));
 }
 
-/** P, packed, and the thread's part of l, to be summed over its lanes; from bits of t and the largest of each row. */
+/** P, packed, and the thread's part of l, to be summed over its lanes; from bits of t and the largest of each row.
+ *  ready(n) is called when the words of tokens 32 n to 32 n + 31 are there. */
+template <typename Ready>
 CUDA_DEVICE void prefill_weigh(const int32_t (&s)[64], const prefill_parameters &v, const float (&most)[2],
-                               uint32_t (&packed)[16], float (&l)[2])
+                               uint32_t (&packed)[16], float (&l)[2], Ready ready)
 {
     float sums[2][2][2] = {};
 #pragma unroll
@@ -437,6 +437,9 @@ CUDA_DEVICE void prefill_weigh(const int32_t (&s)[64], const prefill_parameters 
             }
             packed[2 * h + row] =
                 __byte_perm(__byte_perm(word[0], word[1], 0x0040), __byte_perm(word[2], word[3], 0x0040), 0x5410);
+        }
+        if (h % 2 == 1) {
+            ready(h / 2);
         }
     }
 #pragma unroll
@@ -466,10 +469,10 @@ CUDA_DEVICE void prefill_add_sum(prefill_rows &r, const float (&b)[2], float (&l
 }
 
 /** A tile's scores to packed P, b and the parts of l. rescore computes the scores of the tile again. */
-template <int N, typename Rescore>
+template <int N, typename Rescore, typename Ready>
 CUDA_DEVICE void prefill_softmax(int32_t (&s)[64], const prefill_parameters &v, const prefill_row *rows, int32_t start,
                                  const uint32_t *table, prefill_rows &r, float (&o)[N], uint32_t (&packed)[16],
-                                 float (&b)[2], float (&l)[2], Rescore rescore)
+                                 float (&b)[2], float (&l)[2], Rescore rescore, Ready ready)
 {
     constexpr int32_t limit = PREFILL_GRID_BITS + (int32_t)NBL_REBASE * PREFILL_STEPS;
     constexpr int32_t least = PREFILL_GRID_BITS + (int32_t)NBL_WEIGHT_MIN * PREFILL_STEPS;
@@ -494,7 +497,7 @@ CUDA_DEVICE void prefill_softmax(int32_t (&s)[64], const prefill_parameters &v, 
         b[row] = prefill_tile_weight(most[row], table);
         top[row] = most[row] < least ? INFINITY : __int_as_float(most[row]);
     }
-    prefill_weigh(s, v, top, packed, l);
+    prefill_weigh(s, v, top, packed, l, ready);
 }
 
 /** O = fma(float(A), b, O) (NUM 5.4). */
@@ -644,32 +647,38 @@ template <int SHARE> CUDA_DEVICE void prefill_hadamard_undo(float (&y)[SHARE], u
     }
 }
 
+/** Writes the thread's elements of a row, where 16 bytes at a time can be. */
+template <int SHARE>
+CUDA_DEVICE void prefill_write_halves(uint8_t *at, uint32_t count, bool bf16, const float (&y)[SHARE])
+{
+#pragma unroll
+    for (uint32_t k = 0; k < SHARE / 8u; ++k) {
+        uint32_t words[4];
+#pragma unroll
+        for (uint32_t i = 0; i < 4u; ++i) {
+            const float low = y[8u * k + 2u * i], high = y[8u * k + 2u * i + 1u];
+            words[i] = bf16 ? ptx_bf16x2(high, low) : ptx_f16x2(high, low);
+        }
+        if (8u * k < count) { /* dimensions are multiples of 8 */
+            *(uint4 *)(void *)(at + 16u * k) = make_uint4(words[0], words[1], words[2], words[3]);
+        }
+    }
+}
+
 /** Writes the thread's elements of a row. */
 template <int SHARE> CUDA_DEVICE void prefill_write_o(const finish_target &to, const float (&y)[SHARE])
 {
-    uint32_t first = SHARE * (threadIdx.x % PREFILL_LANES);
+    const uint32_t first = SHARE * (threadIdx.x % PREFILL_LANES);
+    const uint32_t count = to.dim > first ? to.dim - first : 0u;
     uint8_t *at = to.o + (int64_t)first * to.o_stride;
-    bool is_half = to.o_dtype != NBL_F32 && to.o_stride == 2 && ((uint64_t)at & 15u) == 0;
+    if (to.o_dtype != NBL_F32 && to.o_stride == 2 && ((uint64_t)at & 15u) == 0) {
+        prefill_write_halves(at, count, to.o_dtype == NBL_BF16, y);
+        return;
+    }
 #pragma unroll
-    for (uint32_t k = 0; k < SHARE / 8u; ++k) {
-        if (first + 8u * k >= to.dim) {
-            break; /* dimensions are multiples of 8 */
-        }
-        if (is_half) {
-            uint32_t words[4];
-#pragma unroll
-            for (uint32_t i = 0; i < 4u; ++i) {
-                uint16_t pair[2];
-                cuda_element_write((uint8_t *)&pair[0], to.o_dtype, y[8u * k + 2u * i]);
-                cuda_element_write((uint8_t *)&pair[1], to.o_dtype, y[8u * k + 2u * i + 1u]);
-                words[i] = (uint32_t)pair[0] | (uint32_t)pair[1] << 16;
-            }
-            *(uint4 *)(void *)(at + 16u * k) = make_uint4(words[0], words[1], words[2], words[3]);
-        } else {
-#pragma unroll
-            for (uint32_t i = 0; i < 8u; ++i) {
-                cuda_element_write(at + (int64_t)(8u * k + i) * to.o_stride, to.o_dtype, y[8u * k + i]);
-            }
+    for (uint32_t i = 0; i < SHARE; ++i) {
+        if (i < count) {
+            cuda_element_write(at + (int64_t)i * to.o_stride, to.o_dtype, y[i]);
         }
     }
 }
