@@ -37,7 +37,7 @@ CUDA_DEVICE block16_part part_of(const attend_params &p, const unit &u, uint32_t
     return block16_part_at(&p.pages, region, (uint32_t)page, kind, u.kv_head, kind == NBL_KIND_K ? p.k_dim : p.v_dim);
 }
 
-/* The 16 canonical codes of block b of a token's K. `at` is the token's first word, `stride` bytes from word to word. */
+/* The 16 canonical codes of block b of a token's K; its words are `stride` bytes apart. */
 CUDA_DEVICE uint4 k_block(const block16_part &part, const uint8_t *at, uint32_t stride, const uint8_t *scales,
                           uint32_t b, int32_t exponent)
 {
@@ -112,7 +112,7 @@ CUDA_DEVICE void describe_v(const attend_params &p, memory<KD, VD> &m, const uni
         }
     }
     uint32_t place = prefill_token_place(token);
-    ((float *)(void *)(m.image + prefill_image<KD, VD>::exponents_at))[place] = (float)exponent;
+    ((float *)(void *)(m.image + prefill_image<KD, VD>::exponents_at))[place] = NBL_GRID + (float)exponent;
     ((float *)(void *)(m.image + prefill_image<KD, VD>::weights_at))[place] = nbl_pow2(-exponent);
 }
 

@@ -141,9 +141,8 @@ template <int KD, int VD> CUDA_DEVICE void do_item(const attend_params &p, memor
         ptx_cp_async_wait<1>();
         __syncthreads();
         scores_of<KD, 128>(s, ptx_shared_address(m.queries), first_row, ptx_shared_address(image));
-        prefill_softmax(
-            s, prefill_parameters_of<KD, VD>(image), rows, (int32_t)(tile * CUDA_TILE_TOKENS), m.table, r, o, packed, b,
-            l, [&](int32_t(&again)[64]) { prefill_rescore<KD>(again, m.queries + first_row * KD, image); }, [](int) {});
+        prefill_softmax<KD, VD>(s, m.queries + first_row * KD, image, rows, (int32_t)(tile * CUDA_TILE_TOKENS), m.table,
+                                r, o, packed, b, l, [](int) {});
         prefill_add_sum(r, b, l);
         int32_t(&a)[VD / 2] = reinterpret_cast<int32_t(&)[VD / 2]>(s); /* the scores are done with */
         sums_of<VD>(a, packed, ptx_shared_address(image) + prefill_image<KD, VD>::v_at);

@@ -25,6 +25,7 @@
 #define LOADER_REGISTERS 40
 #define CONSUMER_REGISTERS 232
 #define LOADER_BARRIER 1u
+#define IDLE 100u /* nanoseconds that a loading thread sleeps; a tile takes over a thousand */
 
 namespace
 {
@@ -83,7 +84,7 @@ template <int KD, int VD> CUDA_DEVICE void load_items(const attend_params &p, me
     for (uint32_t n = 0;; ++n) {
         const uint32_t slot = n % 2u;
         if (threadIdx.x == LOADERS - QUERY_LOADERS) {
-            ptx_mbarrier_wait(ptx_shared_address(&m.item_empty[slot]), n / 2u % 2u ^ 1u);
+            ptx_mbarrier_wait_idle(ptx_shared_address(&m.item_empty[slot]), n / 2u % 2u ^ 1u, 20u * IDLE);
             m.items[slot] = prefill_item_of(p, atomicAdd(p.prefill_items, 1u), &unit);
         }
         __syncwarp();
@@ -106,7 +107,7 @@ template <int KD, int VD> CUDA_DEVICE void load_images(const attend_params &p, m
     const uint64_t policy = ptx_policy_evict_last();
     ring_place at = {0, 0};
     for (uint32_t n = 0;; ++n) {
-        ptx_mbarrier_wait(ptx_shared_address(&m.item_full[n % 2u]), n / 2u % 2u);
+        ptx_mbarrier_wait_idle(ptx_shared_address(&m.item_full[n % 2u]), n / 2u % 2u, IDLE);
         const prefill_item &it = m.items[n % 2u];
         uint32_t tiles = it.tile_end - it.tile_first;
         if (it.tile_end == 0) {
@@ -116,7 +117,7 @@ template <int KD, int VD> CUDA_DEVICE void load_images(const attend_params &p, m
         ptx_mbarrier_arrive(ptx_shared_address(&m.item_empty[n % 2u]));
         for (; tiles > 0; --tiles) {
             const uint32_t full = ptx_shared_address(&m.stage_full[at.stage]);
-            ptx_mbarrier_wait(ptx_shared_address(&m.stage_empty[at.stage]), at.parity ^ 1u);
+            ptx_mbarrier_wait_idle(ptx_shared_address(&m.stage_empty[at.stage]), at.parity ^ 1u, IDLE);
             ptx_mbarrier_arrive_expect(full, bytes);
             ptx_bulk_copy(ptx_shared_address(m.stages[at.stage].image), from, bytes, full, policy);
             from += bytes;
@@ -211,10 +212,8 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
         const uint8_t *image = m.stages[w.at.stage].image;
         uint32_t packed[16];
         float b[2], l[2];
-        prefill_softmax(
-            s, prefill_parameters_of<KD, VD>(image), rows, (int32_t)(w.tile * CUDA_TILE_TOKENS), m.table, r, o, packed,
-            b, l, [&](int32_t(&again)[64]) { prefill_rescore<KD>(again, m.queries[slot] + first_row * KD, image); },
-            [](int) {});
+        prefill_softmax<KD, VD>(s, m.queries[slot] + first_row * KD, image, rows, (int32_t)(w.tile * CUDA_TILE_TOKENS),
+                                m.table, r, o, packed, b, l, [](int) {});
         wgmma_fence();
         begin_sums<VD>(a, packed, image + v_at);
         wgmma_commit();

@@ -227,6 +227,15 @@ PTX_FN void ptx_mbarrier_wait(uint32_t barrier, uint32_t parity)
     }
 }
 
+/** The same for a thread that is in no hurry: it sleeps between tries and leaves issue slots to others. PTX ISA,
+ *  Miscellaneous, nanosleep */
+PTX_FN void ptx_mbarrier_wait_idle(uint32_t barrier, uint32_t parity, uint32_t nanoseconds)
+{
+    while (ptx_mbarrier_try_wait(barrier, parity) == 0) {
+        asm volatile("nanosleep.u32 %0;" ::"r"(nanoseconds));
+    }
+}
+
 #endif
 
 /** Waits for the kernels this one depends on and sees their writes. Nothing before sm_90. PTX ISA, Parallel

@@ -4,11 +4,11 @@
  * @brief What the steps of a prefill share: tile images, work items, and one warp's part of a tile (NUM 5.4 to 5.7).
  *
  * A prefill first expands K and V of a unit, a kv head of a sequence, into images of 128-token tiles: canonical int8
- * codes in the very order that shared memory will have, and per token 2^ek, ev and 2^-ev. Then items of 128 query rows
+ * codes in the very order that shared memory will have, and per token 2^ek, GRID + ev and 2^-ev. Then items of 128 query rows
  * of a unit walk the images.
  *
- * A warp has 16 rows of an item. The fragments are those of m16n8 products: with g = lane / 4 and t = lane % 4, scores
- * s[4*j + 2*r + b] are row g + 8*r, token 8*j + 2*t + b; o[4*i + 2*r + b] are row g + 8*r, image row 8*i + 2*t + b of V.
+ * A warp has 16 rows of an item. The fragments are those of m16n8 products: with g = lane / 4 and t = lane % 4, score
+ * s[4*j + 2*r + b] is row g + 8*r, token 8*j + 2*t + b; o[4*i + 2*r + b] is row g + 8*r, image row 8*i + 2*t + b of V.
  * Two orders make that enough, with no exchange between lanes:
  *
  *     place 16*h + 4*t + 2*a + b of a row of V, and of the parameters, is token 16*h + 8*a + 2*t + b of the tile
@@ -16,6 +16,13 @@
  *
  * The first makes packed P the A operand of the second product; the second gives a thread VD/4 elements side by side.
  * A thread's two sums of NUM 5.4 per parity of j are those of tokens 2*t + b and 8 + 2*t + b mod 16.
+ *
+ * The base B of a chunk is an integer, and the grid has the same steps everywhere in [2^15, 2^16). So t of NUM 5.3 is
+ *
+ *     t = T - B,    T = fma(x, cq_row, GRID + ev)
+ *
+ * exactly, as long as z and B are not far from 0: T needs no base, t - m is T - max T, and ceil(max z) can be read off
+ * max T unless that is an integer itself. Rows for which this does not hold take the long way (prefill_far).
  */
 #ifndef CUDA_PREFILL_H
 #define CUDA_PREFILL_H
@@ -27,10 +34,15 @@
 #include "merge.h"
 #include "stored.cuh"
 
-#define PREFILL_ROWS 128u            /* of an item */
-#define PREFILL_LANES 4u             /* that share a row */
-#define PREFILL_GRID_BITS 0x47400000 /* of NBL_GRID: a logit's bits less these count steps of 1/256 */
-#define PREFILL_STEPS 256
+#define PREFILL_ROWS 128u                    /* of an item */
+#define PREFILL_LANES 4u                     /* that share a row */
+#define PREFILL_STEPS 256                    /* of the grid in 1 */
+#define PREFILL_GRID_BITS 0x47400000         /* of GRID: the bits of a logit on the grid less these count its steps */
+#define PREFILL_GRID_LEAST 0x47000000        /* of 2^15, below which steps are finer */
+#define PREFILL_NEAR (16000 * PREFILL_STEPS) /* logits within +-this need no base to be on the grid */
+#define PREFILL_BASE_LOW (-15000 * PREFILL_STEPS) /* a base not below this leaves out all logits that are not near */
+#define PREFILL_NO_BASE (-(1 << 30) - (1 << 24))  /* below every base */
+#define PREFILL_NOTHING (-(1 << 30))              /* steps of a row's largest logit that has none */
 
 /* ------------------------------------------------------------------------------------------------ images */
 
@@ -38,7 +50,7 @@
 template <int KD, int VD> struct prefill_image {
     static constexpr uint32_t v_at = CUDA_TILE_TOKENS * KD;
     static constexpr uint32_t units_at = v_at + VD * CUDA_TILE_TOKENS;           /* float[128]: 2^ek */
-    static constexpr uint32_t exponents_at = units_at + CUDA_TILE_TOKENS * 4u;   /* float[128]: ev */
+    static constexpr uint32_t exponents_at = units_at + CUDA_TILE_TOKENS * 4u;   /* float[128]: GRID + ev */
     static constexpr uint32_t weights_at = exponents_at + CUDA_TILE_TOKENS * 4u; /* float[128]: 2^-ev */
     static constexpr uint32_t bytes = weights_at + CUDA_TILE_TOKENS * 4u;
 };
@@ -197,9 +209,8 @@ CUDA_DEVICE uint4 prefill_query_piece(const attend_params &p, const prefill_item
 /** The two rows of a thread. */
 struct prefill_rows {
     float scale[2];
-    float shift[2];     /**< GRID - B */
     float sum[2];       /**< L */
-    uint32_t has_base;  /**< bit per row */
+    int32_t base[2];    /**< B in steps, or PREFILL_NO_BASE */
     int32_t full_first; /**< all rows of the warp see [full_first, full_end) */
     int32_t full_end;
 };
@@ -225,9 +236,11 @@ CUDA_DEVICE void prefill_rows_begin(prefill_rows &r, const prefill_row *rows)
 template <int N> CUDA_DEVICE void prefill_rows_clear(prefill_rows &r, const prefill_row *rows, float (&o)[N])
 {
     uint32_t g = threadIdx.x % 32u / PREFILL_LANES;
-    r.has_base = (rows[g].first >= rows[g].end ? 1u : 0u) | (rows[g + 8u].first >= rows[g + 8u].end ? 2u : 0u);
-    r.sum[0] = r.sum[1] = 0.0f;
-    r.shift[0] = r.shift[1] = NBL_GRID;
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+        r.base[row] = rows[g + 8u * row].first >= rows[g + 8u * row].end ? 0 : PREFILL_NO_BASE;
+        r.sum[row] = 0.0f;
+    }
 #pragma unroll
     for (int i = 0; i < N; ++i) {
         o[i] = 0.0f;
@@ -258,6 +271,20 @@ template <int KD> CUDA_DEVICE void prefill_rescore(int32_t (&s)[64], const uint8
             s[j / 2 * 4 + 2 + j % 2] = ptx_dp4a_ss(high, code, s[j / 2 * 4 + 2 + j % 2]);
         }
     }
+}
+
+/** The score of one token for the thread's row 0 or 1. */
+template <int KD> CUDA_DEVICE int32_t prefill_score(const uint8_t *q, const uint8_t *k, int row, uint32_t token)
+{
+    const uint32_t query = threadIdx.x % 32u / PREFILL_LANES + 8u * row;
+    int32_t sum = 0;
+#pragma unroll 1
+    for (uint32_t w = 0; w < KD / 4u; ++w) {
+        const uint32_t in_piece = w % 4u * 4u;
+        sum = ptx_dp4a_ss(*(const int32_t *)(const void *)(q + prefill_piece<KD>(query, w / 4u) + in_piece),
+                          *(const int32_t *)(const void *)(k + prefill_piece<KD>(token, w / 4u) + in_piece), sum);
+    }
+    return sum;
 }
 
 /* ------------------------------------------------------------------------------------------------ softmax of a warp */
@@ -307,9 +334,9 @@ CUDA_DEVICE bool prefill_sees(const prefill_mask &mask, int i, int r)
     return token >= mask.low[r] && token < mask.high[r];
 }
 
-/** B of both rows from the scores: ceil(max z), clamped (NUM 5.4). Rows that see nothing have no bit in the result. */
-CUDA_DEVICE uint32_t prefill_bases(const int32_t (&s)[64], const prefill_parameters &v, const prefill_mask &mask,
-                                   const prefill_rows &r, float (&base)[2])
+/** B of both rows from the scores: ceil(max z), clamped (NUM 5.4), in steps; PREFILL_NO_BASE where none is seen. */
+CUDA_DEVICE void prefill_bases(const int32_t (&s)[64], const prefill_parameters &v, const prefill_mask &mask,
+                               const prefill_rows &r, int32_t (&base)[2])
 {
     float most[2] = {-INFINITY, -INFINITY};
 #pragma unroll
@@ -320,24 +347,24 @@ CUDA_DEVICE uint32_t prefill_bases(const int32_t (&s)[64], const prefill_paramet
 #pragma unroll
         for (int k = 0; k < 8; ++k) {
             const int row = k / 2 % 2, i = 8 * h + k, at = k / 4 * 2 + k % 2;
-            float z = nbl_fma((float)s[i] * unit[at], r.scale[row], exponent[at]);
+            float z = nbl_fma((float)s[i] * unit[at], r.scale[row], exponent[at] - NBL_GRID);
             most[row] = prefill_sees(mask, i, row) ? fmaxf(most[row], z) : most[row];
         }
     }
-    uint32_t found = 0;
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
         most[row] = fmaxf(most[row], __shfl_xor_sync(FULL_WARP, most[row], 1));
         most[row] = fmaxf(most[row], __shfl_xor_sync(FULL_WARP, most[row], 2));
-        found |= most[row] > -INFINITY ? 1u << row : 0u;
-        base[row] = nbl_clamp_f32(nbl_ceil(most[row]), -NBL_LOGIT_MAX, NBL_LOGIT_MAX);
+        float whole = nbl_clamp_f32(nbl_ceil(most[row]), -NBL_LOGIT_MAX, NBL_LOGIT_MAX);
+        base[row] = most[row] == -INFINITY ? PREFILL_NO_BASE : (int32_t)whole * PREFILL_STEPS;
     }
-    return found;
 }
 
-/** Scores become bits of t (NUM 5.3); t is -inf where the row does not see. */
+/** Scores become bits of T, or of t = fma(x, cq_row, GRID + ev - B) with shift = -B (NUM 5.3); -inf where the row does
+ *  not see. */
+template <bool SHIFTED>
 CUDA_DEVICE void prefill_grid_logits(int32_t (&s)[64], const prefill_parameters &v, const prefill_mask &mask,
-                                     const prefill_rows &r)
+                                     const prefill_rows &r, const float (&shift)[2])
 {
 #pragma unroll
     for (int h = 0; h < 8; ++h) {
@@ -347,8 +374,8 @@ CUDA_DEVICE void prefill_grid_logits(int32_t (&s)[64], const prefill_parameters 
 #pragma unroll
         for (int k = 0; k < 8; ++k) {
             const int row = k / 2 % 2, i = 8 * h + k, at = k / 4 * 2 + k % 2;
-            float t = nbl_fma((float)s[i] * unit[at], r.scale[row], exponent[at] + r.shift[row]);
-            s[i] = __float_as_int(t);
+            float a = SHIFTED ? exponent[at] + shift[row] : exponent[at];
+            s[i] = __float_as_int(nbl_fma((float)s[i] * unit[at], r.scale[row], a));
         }
     }
     if (mask.masked) {
@@ -373,39 +400,112 @@ CUDA_DEVICE void prefill_most(const int32_t (&s)[64], int32_t (&most)[2])
     }
 }
 
-/** The base moves in rows whose largest t passes GRID + REBASE (NUM 5.4). The scores are those of the tile again. */
-template <int N>
-static __device__ __forceinline__ void prefill_rebase(int32_t (&s)[64], const prefill_parameters &v,
-                                                      const prefill_mask &mask, prefill_rows &r, float (&o)[N],
-                                                      int32_t (&most)[2])
+/** Steps by which the largest logits pass GRID, at least those of 2^15. */
+CUDA_DEVICE int32_t prefill_steps(int32_t most)
 {
-    constexpr int32_t limit = PREFILL_GRID_BITS + (int32_t)NBL_REBASE * PREFILL_STEPS;
-    float base[2];
-    float factor[2] = {1.0f, 1.0f};
+    return max(most, PREFILL_GRID_LEAST) - PREFILL_GRID_BITS;
+}
+
+/** Moves the base of a row to `base`; the factor of O is returned (NUM 5.4). */
+CUDA_DEVICE float prefill_move_base(prefill_rows &r, int row, int32_t base)
+{
+    float factor = 1.0f;
+    if (r.base[row] != PREFILL_NO_BASE) {
+        factor = nbl_pow2f((float)((r.base[row] - base) / PREFILL_STEPS));
+        r.sum[row] *= factor;
+    }
+    r.base[row] = base;
+    return factor;
+}
+
+/** The long way of NUM 5.4, for any logits: the scores of the tile become bits of t. steps[row] is what the largest t
+ *  of the row has above GRID. */
+template <typename Rescore>
+CUDA_DEVICE void prefill_far(int32_t (&s)[64], const prefill_parameters &v, const prefill_mask &mask, prefill_rows &r,
+                             int32_t (&most)[2], int32_t (&steps)[2], float (&factor)[2], Rescore rescore)
+{
+    constexpr int32_t limit = (int32_t)NBL_REBASE * PREFILL_STEPS;
+    int32_t base[2];
+    float shift[2];
+    rescore(s);
     prefill_bases(s, v, mask, r, base);
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-        if (most[row] > limit) {
-            float before = NBL_GRID - r.shift[row];
-            float moved = fmaxf(before, base[row]);
-            factor[row] = nbl_pow2f(before - moved);
-            r.shift[row] = NBL_GRID - moved;
-            r.sum[row] *= factor[row];
+        r.base[row] = r.base[row] == PREFILL_NO_BASE ? base[row] : r.base[row];
+        shift[row] = -(float)(r.base[row] / PREFILL_STEPS);
+    }
+    prefill_grid_logits<true>(s, v, mask, r, shift);
+    prefill_most(s, most);
+    bool moves[2];
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+        moves[row] = prefill_steps(most[row]) > limit && r.base[row] != PREFILL_NO_BASE;
+        if (moves[row]) {
+            factor[row] = prefill_move_base(r, row, max(r.base[row], base[row]));
+            shift[row] = -(float)(r.base[row] / PREFILL_STEPS);
         }
     }
+    if (__any_sync(FULL_WARP, moves[0] || moves[1])) {
+        rescore(s);
+        prefill_grid_logits<true>(s, v, mask, r, shift);
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-        o[i] *= factor[i / 2 % 2];
+        for (int i = 0; i < 64; ++i) {
+            s[i] = min(s[i], PREFILL_GRID_BITS + limit);
+        }
+        prefill_most(s, most);
     }
-    prefill_mask again = mask;
-    ptx_forget(again.low); /* 128 comparisons are cheaper to repeat than to keep */
-    ptx_forget(again.high);
-    prefill_grid_logits(s, v, again, r);
 #pragma unroll
-    for (int i = 0; i < 64; ++i) {
-        s[i] = min(s[i], limit);
+    for (int row = 0; row < 2; ++row) {
+        steps[row] = r.base[row] == PREFILL_NO_BASE ? PREFILL_NOTHING : prefill_steps(most[row]);
     }
-    prefill_most(s, most);
+}
+
+/** 1 if z of some token whose T is `most`, an integer, is greater than that integer: the base is the next one. */
+template <int KD, typename Score>
+CUDA_DEVICE bool prefill_exceeds(const int32_t (&s)[64], const prefill_parameters &v, const prefill_rows &r, int row,
+                                 int32_t most, bool asked, Score score)
+{
+    const float whole = __int_as_float(most) - NBL_GRID;
+    const uint32_t t = threadIdx.x % PREFILL_LANES;
+    uint32_t found = 0;
+    bool exceeds = false;
+#pragma unroll
+    for (int j = 0; j < 32; ++j) {
+        found |= asked && s[j / 2 * 4 + j % 2 + 2 * row] == most ? 1u << j : 0u;
+    }
+    while (found != 0) {
+        const uint32_t j = (uint32_t)__ffs((int)found) - 1u;
+        const uint32_t place = j / 4u * 16u + j % 4u; /* of the token, at the thread's place */
+        const float *unit = (const float *)(const void *)v.units, *a = (const float *)(const void *)v.exponents;
+        float x = (float)score(row, j / 2u * 8u + 2u * t + j % 2u) * unit[place];
+        exceeds = exceeds || nbl_fma(x, r.scale[row], a[place] - NBL_GRID) > whole;
+        found &= found - 1u;
+    }
+    const uint32_t lanes = __ballot_sync(FULL_WARP, exceeds);
+    return (lanes >> (threadIdx.x % 32u / PREFILL_LANES * PREFILL_LANES) & 15u) != 0;
+}
+
+/** Rows without a base get one, others move theirs if the tile wants it; logits are near. */
+template <int KD, typename Score>
+CUDA_DEVICE void prefill_near(const int32_t (&s)[64], const prefill_parameters &v, prefill_rows &r,
+                              const bool (&sees)[2], const int32_t (&most)[2], int32_t (&steps)[2], float (&factor)[2],
+                              Score score)
+{
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+        const int32_t k = prefill_steps(most[row]);
+        const bool moves = sees[row] && steps[row] > (int32_t)NBL_REBASE * PREFILL_STEPS;
+        const bool unclear = moves && k % PREFILL_STEPS == 0;
+        int32_t whole = k >> 8;
+        bool up = true;
+        if (__any_sync(FULL_WARP, unclear)) {
+            up = prefill_exceeds<KD>(s, v, r, row, most[row], unclear, score) || !unclear;
+        }
+        if (moves) {
+            factor[row] = prefill_move_base(r, row, (whole + (up ? 1 : 0)) * PREFILL_STEPS);
+        }
+        steps[row] = sees[row] ? k - r.base[row] : PREFILL_NOTHING;
+    }
 }
 
 /** RNE to bf16 precision, as binary32 (q of NUM 5.4). */
@@ -448,13 +548,12 @@ CUDA_DEVICE void prefill_weigh(const int32_t (&s)[64], const prefill_parameters 
     }
 }
 
-/** b of a tile from the largest t's bits; -0 where the tile is left out, so that fma(x, b, y) is y for x = +0. */
-CUDA_DEVICE float prefill_tile_weight(int32_t most, const uint32_t *table)
+/** b of a tile from the steps of its largest t above GRID; -0 where the tile is left out, so that fma(x, b, y) is y for
+ *  x = +0. */
+CUDA_DEVICE float prefill_tile_weight(int32_t steps, const uint32_t *table)
 {
-    constexpr int32_t least = PREFILL_GRID_BITS + (int32_t)NBL_WEIGHT_MIN * PREFILL_STEPS;
-    int32_t k = most - PREFILL_GRID_BITS;
-    float b = __uint_as_float(table[k & 255] + ((uint32_t)(k >> 8) << 23));
-    return most < least ? -0.0f : b;
+    float b = __uint_as_float(table[steps & (PREFILL_STEPS - 1)] + ((uint32_t)(steps >> 8) << 23));
+    return steps < (int32_t)NBL_WEIGHT_MIN * PREFILL_STEPS ? -0.0f : b;
 }
 
 /** Second half of the tree, and L (NUM 5.4). */
@@ -468,34 +567,65 @@ CUDA_DEVICE void prefill_add_sum(prefill_rows &r, const float (&b)[2], float (&l
     }
 }
 
-/** A tile's scores to packed P, b and the parts of l. rescore computes the scores of the tile again. */
-template <int N, typename Rescore, typename Ready>
-CUDA_DEVICE void prefill_softmax(int32_t (&s)[64], const prefill_parameters &v, const prefill_row *rows, int32_t start,
-                                 const uint32_t *table, prefill_rows &r, float (&o)[N], uint32_t (&packed)[16],
-                                 float (&b)[2], float (&l)[2], Rescore rescore, Ready ready)
+/** What is not usual in a tile: rows without a base, a base that moves, logits far from 0. */
+template <int KD, int N>
+CUDA_DEVICE void prefill_unusual(int32_t (&s)[64], const prefill_parameters &v, const prefill_mask &mask,
+                                 prefill_rows &r, float (&o)[N], int32_t (&most)[2], int32_t (&steps)[2],
+                                 const uint8_t *q, const uint8_t *image)
 {
-    constexpr int32_t limit = PREFILL_GRID_BITS + (int32_t)NBL_REBASE * PREFILL_STEPS;
-    constexpr int32_t least = PREFILL_GRID_BITS + (int32_t)NBL_WEIGHT_MIN * PREFILL_STEPS;
-    const prefill_mask mask = prefill_mask_of(r, rows, start);
-    if (__any_sync(FULL_WARP, r.has_base != 3u)) {
-        float base[2];
-        uint32_t found = prefill_bases(s, v, mask, r, base) & ~r.has_base;
-        r.shift[0] = found & 1u ? NBL_GRID - base[0] : r.shift[0];
-        r.shift[1] = found & 2u ? NBL_GRID - base[1] : r.shift[1];
-        r.has_base |= found;
+    const int32_t t = 2 * (int32_t)(threadIdx.x % PREFILL_LANES);
+    bool sees[2], far = false;
+    float factor[2] = {1.0f, 1.0f};
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+        const int32_t k = prefill_steps(most[row]);
+        sees[row] = max(mask.low[row] + t, 0) < min(mask.high[row] + t, (int32_t)CUDA_TILE_TOKENS);
+        far = far || k > PREFILL_NEAR || (sees[row] && k < -PREFILL_NEAR && r.base[row] < PREFILL_BASE_LOW);
     }
-    int32_t most[2];
-    prefill_grid_logits(s, v, mask, r);
+    if (__any_sync(FULL_WARP, far)) {
+        prefill_far(s, v, mask, r, most, steps, factor,
+                    [&](int32_t(&again)[64]) { prefill_rescore<KD>(again, q, image); });
+    } else {
+        prefill_near<KD>(s, v, r, sees, most, steps, factor,
+                         [&](int row, uint32_t token) { return prefill_score<KD>(q, image, row, token); });
+    }
+    if (__any_sync(FULL_WARP, factor[0] != 1.0f || factor[1] != 1.0f)) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            o[i] *= factor[i / 2 % 2];
+        }
+    }
+}
+
+/** A tile's scores to packed P, b and the parts of l. q is the image of the warp's query rows. */
+template <int KD, int VD, int N, typename Ready>
+CUDA_DEVICE void prefill_softmax(int32_t (&s)[64], const uint8_t *q, const uint8_t *image, const prefill_row *rows,
+                                 int32_t start, const uint32_t *table, prefill_rows &r, float (&o)[N],
+                                 uint32_t (&packed)[16], float (&b)[2], float (&l)[2], Ready ready)
+{
+    constexpr int32_t limit = (int32_t)NBL_REBASE * PREFILL_STEPS;
+    constexpr int32_t least = (int32_t)NBL_WEIGHT_MIN * PREFILL_STEPS;
+    const prefill_parameters v = prefill_parameters_of<KD, VD>(image);
+    const prefill_mask mask = prefill_mask_of(r, rows, start);
+    const float no_shift[2] = {0.0f, 0.0f};
+    int32_t most[2], steps[2];
+    bool unusual = false;
+    prefill_grid_logits<false>(s, v, mask, r, no_shift);
     prefill_most(s, most);
-    if (__any_sync(FULL_WARP, max(most[0], most[1]) > limit)) {
-        rescore(s);
-        prefill_rebase(s, v, mask, r, o, most);
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+        const int32_t k = prefill_steps(most[row]);
+        steps[row] = k - r.base[row];
+        unusual = unusual || steps[row] > limit || k > PREFILL_NEAR || r.base[row] < PREFILL_BASE_LOW;
+    }
+    if (__any_sync(FULL_WARP, unusual)) {
+        prefill_unusual<KD>(s, v, mask, r, o, most, steps, q, image);
     }
     float top[2];
 #pragma unroll
     for (int row = 0; row < 2; ++row) { /* all weights of a row that is left out are 0 */
-        b[row] = prefill_tile_weight(most[row], table);
-        top[row] = most[row] < least ? INFINITY : __int_as_float(most[row]);
+        b[row] = prefill_tile_weight(steps[row], table);
+        top[row] = steps[row] < least ? INFINITY : __int_as_float(most[row]);
     }
     prefill_weigh(s, v, top, packed, l, ready);
 }
@@ -520,7 +650,7 @@ struct prefill_total {
 /** Head of the state of a row after the chunk (NUM 5.6). */
 CUDA_DEVICE nbl_state_head prefill_chunk_head(const prefill_rows &r, int row, float offset)
 {
-    nbl_state_head head = {NBL_GRID - r.shift[row], r.sum[row], offset, 0.0f};
+    nbl_state_head head = {(float)(r.base[row] / PREFILL_STEPS), r.sum[row], offset, 0.0f};
     return r.sum[row] == 0.0f ? nbl_state_empty(offset) : head;
 }
 
