@@ -3,14 +3,15 @@
  * @file prefill_expand.cu
  * @brief First step of a prefill: pages of any formats to tile images, and the list of work (tile/prefill.cuh).
  *
- * A block takes every gridDim.x-th tile of a unit and builds it in shared memory: K with a thread per token, V with a
- * thread per pair of columns and 16 tokens. One block more counts the items of the slab.
+ * A block takes every gridDim.x-th tile of a unit and builds it in shared memory: half of the threads expand K, a token
+ * each, while the others find V; then V with a thread per pair of columns and 16 tokens. One block more counts the
+ * items of the slab.
  */
 #include "../tile/launch.cuh"
 #include "../tile/prefill.cuh"
 #include "prefill.h"
 
-#define THREADS CUDA_TILE_TOKENS
+#define THREADS (2u * CUDA_TILE_TOKENS)
 #define BLOCKS_PER_UNIT_MAX 64u
 #define TOKENS16 16u
 
@@ -65,7 +66,7 @@ CUDA_DEVICE uint4 k_block(const block16_part &part, const uint8_t *at, uint32_t 
 template <int KD, int VD>
 CUDA_DEVICE void expand_k(const attend_params &p, memory<KD, VD> &m, const unit &u, uint32_t position)
 {
-    uint32_t token = threadIdx.x;
+    uint32_t token = threadIdx.x % CUDA_TILE_TOKENS;
     uint32_t blocks = position < u.kv_len ? p.k_dim_padded / BLOCK16 : 0u;
     int32_t exponent = 0;
     if (blocks > 0) {
@@ -75,7 +76,7 @@ CUDA_DEVICE void expand_k(const attend_params &p, memory<KD, VD> &m, const unit 
         const uint8_t *at = part.codes + block16_code_byte(&part, in_page, 0);
         uint32_t stride = 4u * nbl_layout_group_width(part.page_tokens, in_page, NBL_LAYOUT_K_GROUP_TOKENS);
         exponent = stored_exponent(part, scales);
-#pragma unroll 2
+#pragma unroll 4
         for (uint32_t b = 0; b < blocks; ++b) {
             *(uint4 *)(void *)(m.image + prefill_piece<KD>(token, b)) = k_block(part, at, stride, scales, b, exponent);
         }
@@ -90,7 +91,7 @@ CUDA_DEVICE void expand_k(const attend_params &p, memory<KD, VD> &m, const unit 
 template <int KD, int VD>
 CUDA_DEVICE void describe_v(const attend_params &p, memory<KD, VD> &m, const unit &u, uint32_t position)
 {
-    uint32_t token = threadIdx.x;
+    uint32_t token = threadIdx.x % CUDA_TILE_TOKENS;
     uint32_t blocks = p.v_dim_padded / BLOCK16;
     int32_t exponent = 0;
     if (position < u.kv_len) {
@@ -129,6 +130,7 @@ template <int KD, int VD> CUDA_DEVICE void expand_v(const attend_params &p, memo
     uint8_t *image = m.image + prefill_image<KD, VD>::v_at;
     const uint32_t columns = p.v_dim_padded / 2u;
     const bool whole_groups = p.pages.page_tokens % STORED_QUAD == 0;
+#pragma unroll 2
     for (uint32_t i = threadIdx.x; i < CUDA_TILE_TOKENS / TOKENS16 * columns; i += THREADS) {
         uint32_t t = i / columns * TOKENS16;
         uint32_t column = i % columns;
@@ -212,14 +214,18 @@ __global__ void __launch_bounds__(THREADS) expand_kernel(const __grid_constant__
     uint32_t first, end;
     prefill_unit_tiles(p, s, &first, &end);
     for (uint32_t tile = first + blockIdx.x; tile < end; tile += gridDim.x) {
-        uint32_t position = tile * CUDA_TILE_TOKENS + threadIdx.x;
-        describe_v(p, m, u, position);
-        expand_k(p, m, u, position);
+        uint32_t position = tile * CUDA_TILE_TOKENS + threadIdx.x % CUDA_TILE_TOKENS;
+        if (threadIdx.x < CUDA_TILE_TOKENS) {
+            expand_k(p, m, u, position);
+        } else {
+            describe_v(p, m, u, position);
+        }
         __syncthreads();
         expand_v(p, m);
         __syncthreads();
         constexpr uint32_t bytes = prefill_image<KD, VD>::bytes;
         uint4 *to = (uint4 *)(void *)(p.images + ((uint64_t)blockIdx.y * p.image_tiles + tile) * bytes);
+#pragma unroll 3
         for (uint32_t i = threadIdx.x; i < bytes / 16u; i += THREADS) {
             to[i] = ((const uint4 *)(const void *)m.image)[i];
         }

@@ -88,6 +88,15 @@ PTX_FN void ptx_ldmatrix_x4_trans(uint32_t (&d)[4], uint32_t shared_row)
                  : "memory");
 }
 
+/** threadIdx.x, read again at every call: what is seldom needed is not kept in registers. PTX ISA, Special Registers,
+ *  tid */
+PTX_FN uint32_t ptx_thread(void)
+{
+    uint32_t d;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(d));
+    return d;
+}
+
 /** No instruction: the compiler forgets what it knows about the two values. */
 PTX_FN void ptx_forget(int32_t (&x)[2])
 {

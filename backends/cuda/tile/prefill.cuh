@@ -225,7 +225,8 @@ CUDA_DEVICE int32_t prefill_row_max(int32_t x)
 /** The thread's rows at the beginning of an item; rows are those of the warp. */
 CUDA_DEVICE void prefill_rows_begin(prefill_rows &r, const prefill_row *rows)
 {
-    uint32_t g = threadIdx.x % 32u / PREFILL_LANES;
+    const uint32_t thread = ptx_thread();
+    uint32_t g = thread % 32u / PREFILL_LANES;
     r.full_first = __reduce_max_sync(FULL_WARP, max(rows[g].first, rows[g + 8u].first));
     r.full_end = __reduce_min_sync(FULL_WARP, min(rows[g].end, rows[g + 8u].end));
     r.scale[0] = rows[g].scale;
@@ -235,7 +236,8 @@ CUDA_DEVICE void prefill_rows_begin(prefill_rows &r, const prefill_row *rows)
 /** At the beginning of a chunk. Rows that see nothing at all need no base. */
 template <int N> CUDA_DEVICE void prefill_rows_clear(prefill_rows &r, const prefill_row *rows, float (&o)[N])
 {
-    uint32_t g = threadIdx.x % 32u / PREFILL_LANES;
+    const uint32_t thread = ptx_thread();
+    uint32_t g = thread % 32u / PREFILL_LANES;
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
         r.base[row] = rows[g + 8u * row].first >= rows[g + 8u * row].end ? 0 : PREFILL_NO_BASE;
@@ -253,7 +255,8 @@ template <int N> CUDA_DEVICE void prefill_rows_clear(prefill_rows &r, const pref
  *  warp's query rows, k that of the tile. */
 template <int KD> CUDA_DEVICE void prefill_rescore(int32_t (&s)[64], const uint8_t *q, const uint8_t *k)
 {
-    const uint32_t g = threadIdx.x % 32u / PREFILL_LANES, t = threadIdx.x % PREFILL_LANES;
+    const uint32_t thread = ptx_thread();
+    const uint32_t g = thread % 32u / PREFILL_LANES, t = thread % PREFILL_LANES;
 #pragma unroll
     for (int i = 0; i < 64; ++i) {
         s[i] = 0;
@@ -316,10 +319,11 @@ struct prefill_mask {
 
 CUDA_DEVICE prefill_mask prefill_mask_of(const prefill_rows &r, const prefill_row *rows, int32_t start)
 {
-    uint32_t g = threadIdx.x % 32u / PREFILL_LANES;
+    const uint32_t thread = ptx_thread();
+    uint32_t g = thread % 32u / PREFILL_LANES;
     prefill_mask mask;
     mask.masked = start < r.full_first || start + (int32_t)CUDA_TILE_TOKENS > r.full_end;
-    const int32_t own = start + 2 * (int32_t)(threadIdx.x % PREFILL_LANES);
+    const int32_t own = start + 2 * (int32_t)(thread % PREFILL_LANES);
     mask.low[0] = rows[g].first - own;
     mask.low[1] = rows[g + 8u].first - own;
     mask.high[0] = rows[g].end - own;
@@ -573,7 +577,8 @@ CUDA_DEVICE void prefill_unusual(int32_t (&s)[64], const prefill_parameters &v, 
                                  prefill_rows &r, float (&o)[N], int32_t (&most)[2], int32_t (&steps)[2],
                                  const uint8_t *q, const uint8_t *image)
 {
-    const int32_t t = 2 * (int32_t)(threadIdx.x % PREFILL_LANES);
+    const uint32_t thread = ptx_thread();
+    const int32_t t = 2 * (int32_t)(thread % PREFILL_LANES);
     bool sees[2], far = false;
     float factor[2] = {1.0f, 1.0f};
 #pragma unroll
@@ -654,12 +659,14 @@ CUDA_DEVICE nbl_state_head prefill_chunk_head(const prefill_rows &r, int row, fl
     return r.sum[row] == 0.0f ? nbl_state_empty(offset) : head;
 }
 
-/** Merges the chunk into the rows' totals: the heads in `rows`, O in o. NUM 5.6 */
+/** Merges the chunk into the rows' totals: the heads in `rows`, O in o (NUM 5.6). O of an empty state is -0 here, which
+ *  is neutral. */
 template <int N>
 CUDA_DEVICE void prefill_merge_chunk(const prefill_rows &r, prefill_row *rows, const prefill_total &total,
                                      float (&o)[N])
 {
-    uint32_t g = threadIdx.x % 32u / PREFILL_LANES;
+    const uint32_t thread = ptx_thread();
+    uint32_t g = thread % 32u / PREFILL_LANES;
     nbl_merge_scale scale[2];
     bool left_empty[2], right_empty[2];
 #pragma unroll
@@ -669,38 +676,31 @@ CUDA_DEVICE void prefill_merge_chunk(const prefill_rows &r, prefill_row *rows, c
         nbl_state_head right = prefill_chunk_head(r, row, 0.0f);
         left_empty[row] = nbl_state_is_empty(&left);
         right_empty[row] = nbl_state_is_empty(&right);
-        scale[row] = nbl_merge_scale_of(left.base, right.base);
+        scale[row] = nbl_merge_scale_of(left.base, right.base); /* the factor of an empty state is 0 */
         nbl_state_merge(&left, NULL, &right, NULL, 0);
         __syncwarp();
-        if (threadIdx.x % PREFILL_LANES == 0) {
+        if (thread % PREFILL_LANES == 0) {
             at.base = left.base;
             at.sum = left.sum;
         }
     }
     __syncwarp();
-    bool plain = !(left_empty[0] || left_empty[1] || right_empty[0] || right_empty[1]);
-    if (__all_sync(FULL_WARP, plain)) {
+    if (__any_sync(FULL_WARP, right_empty[0] || right_empty[1])) {
 #pragma unroll
-        for (int k = 0; k < N / 4; ++k) {
-            const float4 before = total.o[k * total.stride];
-            o[4 * k] = nbl_merge_element(before.x, o[4 * k], scale[0]);
-            o[4 * k + 1] = nbl_merge_element(before.y, o[4 * k + 1], scale[0]);
-            o[4 * k + 2] = nbl_merge_element(before.z, o[4 * k + 2], scale[1]);
-            o[4 * k + 3] = nbl_merge_element(before.w, o[4 * k + 3], scale[1]);
+        for (int i = 0; i < N; ++i) {
+            o[i] = right_empty[i / 2 % 2] ? -0.0f : o[i];
         }
+    }
+    if (__all_sync(FULL_WARP, left_empty[0] && left_empty[1])) {
         return;
     }
 #pragma unroll
     for (int k = 0; k < N / 4; ++k) {
-        const float4 before4 = total.o[k * total.stride];
-        const float before[4] = {before4.x, before4.y, before4.z, before4.w};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int row = i / 2;
-            float merged = nbl_merge_element(before[i], o[4 * k + i], scale[row]);
-            float left = left_empty[row] ? 0.0f : before[i];
-            o[4 * k + i] = right_empty[row] ? left : left_empty[row] ? o[4 * k + i] : merged;
-        }
+        const float4 before = total.o[k * total.stride];
+        o[4 * k] = nbl_merge_element(before.x, o[4 * k], scale[0]);
+        o[4 * k + 1] = nbl_merge_element(before.y, o[4 * k + 1], scale[0]);
+        o[4 * k + 2] = nbl_merge_element(before.z, o[4 * k + 2], scale[1]);
+        o[4 * k + 3] = nbl_merge_element(before.w, o[4 * k + 3], scale[1]);
     }
 }
 
@@ -717,7 +717,8 @@ template <int N>
 CUDA_DEVICE void prefill_store_states(const attend_params &p, const prefill_item &it, const prefill_rows &r,
                                       const prefill_row *rows, uint32_t first_row, const float (&o)[N])
 {
-    uint32_t g = threadIdx.x % 32u / PREFILL_LANES, t = threadIdx.x % PREFILL_LANES;
+    const uint32_t thread = ptx_thread();
+    uint32_t g = thread % 32u / PREFILL_LANES, t = thread % PREFILL_LANES;
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
         uint32_t i = g + 8u * row;
@@ -818,7 +819,8 @@ template <int N>
 CUDA_DEVICE void prefill_finish(const attend_params &p, const prefill_item &it, const prefill_row *rows,
                                 uint32_t first_row, const float (&o)[N])
 {
-    uint32_t g = threadIdx.x % 32u / PREFILL_LANES, t = threadIdx.x % PREFILL_LANES;
+    const uint32_t thread = ptx_thread();
+    uint32_t g = thread % 32u / PREFILL_LANES, t = thread % PREFILL_LANES;
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
         const prefill_row &at = rows[g + 8u * row];
