@@ -192,7 +192,7 @@ CUDA_DEVICE void count_items(const attend_params &p)
 }
 
 template <int KD, int VD>
-__global__ void __launch_bounds__(THREADS) expand_kernel(const __grid_constant__ attend_params p)
+__global__ void __launch_bounds__(THREADS) prefill_expand_kernel(const __grid_constant__ attend_params p)
 {
     extern __shared__ __align__(16) uint8_t dynamic[];
     memory<KD, VD> &m = *reinterpret_cast<memory<KD, VD> *>(dynamic);
@@ -236,12 +236,13 @@ __global__ void __launch_bounds__(THREADS) expand_kernel(const __grid_constant__
 template <int KD, int VD> cudaError_t launch(const attend_params *p, cudaStream_t stream)
 {
     constexpr uint32_t bytes = sizeof(memory<KD, VD>);
-    cudaError_t error = cudaFuncSetAttribute(expand_kernel<KD, VD>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    cudaError_t error =
+        cudaFuncSetAttribute(prefill_expand_kernel<KD, VD>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (error != cudaSuccess) {
         return error;
     }
     dim3 grid(p->image_tiles < BLOCKS_PER_UNIT_MAX ? p->image_tiles : BLOCKS_PER_UNIT_MAX, p->units + 1u);
-    return launch_after(expand_kernel<KD, VD>, grid, THREADS, bytes, stream, p);
+    return launch_after(prefill_expand_kernel<KD, VD>, grid, THREADS, bytes, stream, p);
 }
 
 } // namespace

@@ -263,7 +263,7 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
 /* ------------------------------------------------------------------------------------------------ kernel */
 
 template <int KD, int VD>
-__global__ void __launch_bounds__(THREADS, 1) wgmma_kernel(const __grid_constant__ attend_params p)
+__global__ void __launch_bounds__(THREADS, 1) prefill_wgmma_kernel(const __grid_constant__ attend_params p)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) uint8_t dynamic[];
@@ -302,11 +302,12 @@ __global__ void __launch_bounds__(THREADS, 1) wgmma_kernel(const __grid_constant
 template <int KD, int VD> cudaError_t launch(const attend_params *p, cudaStream_t stream)
 {
     constexpr uint32_t bytes = sizeof(memory<KD, VD>);
-    cudaError_t error = cudaFuncSetAttribute(wgmma_kernel<KD, VD>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    cudaError_t error =
+        cudaFuncSetAttribute(prefill_wgmma_kernel<KD, VD>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (error != cudaSuccess) {
         return error;
     }
-    return launch_after(wgmma_kernel<KD, VD>, dim3(p->processors), THREADS, bytes, stream, p);
+    return launch_after(prefill_wgmma_kernel<KD, VD>, dim3(p->processors), THREADS, bytes, stream, p);
 }
 
 } // namespace
