@@ -5,6 +5,7 @@
 #include "world.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -13,15 +14,10 @@
 #define ELEMENTS_MAX (3u << 20) /* of K or V in a case */
 #define COUNT(list) ((uint32_t)(sizeof(list) / sizeof((list)[0])))
 
-#define PREFILL_CASES 3u /* one case in so many has many query rows and nothing but what a prefill has */
-#define Q_BOUND 20000u   /* more than any case has: bounds of a call may be generous */
-#define KV_BOUND 300000u
-
 static const uint32_t dims[] = {16, 24, 64, 64, 72, 80, 96, 128, 128, 128, 128, 192, 256, 512};
-static const uint32_t prefill_dims[] = {24, 64, 64, 80, 96, 128, 128, 128};
 static const uint32_t page_sizes[] = {1, 3, 5, 8, 16, 16, 30, 32, 33, 64, 64, 128, 128, 256};
 static const uint32_t groups[] = {1, 2, 3, 4, 4, 5, 7, 8, 8, 16};
-static const uint32_t formats[] = {NBL_INT8, NBL_MXFP4, NBL_MXFP4_16, NBL_INT4P};
+static const uint32_t formats[] = {NBL_INT8, NBL_MXFP4, NBL_INT4P, NBL_MXFP4_16}; /* the last is not for is_decode */
 static const uint32_t dtypes[] = {NBL_F32, NBL_F16, NBL_BF16, NBL_BF16};
 
 /* A problem and its arrays. */
@@ -44,7 +40,8 @@ typedef struct trial {
     uint32_t in_dtype;
     uint32_t out_dtype;
     uint32_t states; /* chunks asked for, 0: none */
-    uint32_t prefill;
+    bool is_decode;  /* shaped for the fast decode kernels, which take only some shapes */
+    bool is_prefill; /* the same for the prefill kernels */
     array *codes[REGIONS_MAX], *scales[REGIONS_MAX];
     array *slots, *table, *kv_indptr, *q_indptr, *kv_lens, *center_codes, *center_exponents, *center_shifts, *stats;
     array *k, *v, *q, *o, *lse, *state_head, *state_o;
@@ -74,27 +71,16 @@ static uint32_t random_length(world *w, uint32_t most)
     return n < most ? n : most;
 }
 
-static void random_dims(trial *t)
+static void random_shape(trial *t)
 {
     world *w = t->w;
+    t->shape = (nbl_kv_shape)NBL_INIT(nbl_kv_shape);
+    t->shape.layers = 1u + world_below(w, 2);
+    t->shape.kv_heads = 1u + world_below(w, 4);
     t->shape.k_dim = world_below(w, 12) == 0 ? 576u : world_choice(w, dims, COUNT(dims));
     t->shape.v_dim = world_below(w, 3) == 0           ? world_choice(w, dims, COUNT(dims))
                      : t->shape.k_dim > NBL_V_DIM_MAX ? NBL_V_DIM_MAX
                                                       : t->shape.k_dim;
-    if (t->prefill) {
-        t->shape.k_dim = world_choice(w, prefill_dims, COUNT(prefill_dims));
-        t->shape.v_dim = world_below(w, 3) == 0 ? world_choice(w, prefill_dims, COUNT(prefill_dims)) : t->shape.k_dim;
-    }
-}
-
-static void random_shape(trial *t)
-{
-    world *w = t->w;
-    t->prefill = world_below(w, PREFILL_CASES) == 0;
-    t->shape = (nbl_kv_shape)NBL_INIT(nbl_kv_shape);
-    t->shape.layers = 1u + world_below(w, 2);
-    t->shape.kv_heads = 1u + world_below(w, 4);
-    random_dims(t);
     t->shape.page_tokens = world_choice(w, page_sizes, COUNT(page_sizes));
     t->shape.k_hadamard = random_hadamard(w, t->shape.k_dim);
     t->shape.v_hadamard = random_hadamard(w, t->shape.v_dim);
@@ -107,6 +93,44 @@ static void random_shape(trial *t)
     t->out_dtype = world_choice(w, dtypes, COUNT(dtypes));
 }
 
+/* Few rows per kv head, pages of whole 32-token groups, common head dims. */
+static void narrow_to_decode(trial *t)
+{
+    static const uint32_t decode_dims[] = {64, 128, 128, 128, 256};
+    static const uint32_t decode_pages[] = {32, 64, 64, 96, 128, 256};
+    static const uint32_t decode_groups[] = {1, 2, 3, 4, 4, 5, 7, 8, 8};
+    world *w = t->w;
+    t->is_decode = true;
+    t->shape.k_dim = t->shape.v_dim = world_choice(w, decode_dims, COUNT(decode_dims));
+    t->shape.page_tokens = world_choice(w, decode_pages, COUNT(decode_pages));
+    t->shape.k_hadamard = random_hadamard(w, t->shape.k_dim);
+    t->shape.v_hadamard = random_hadamard(w, t->shape.v_dim);
+    t->q_heads = t->shape.kv_heads * world_choice(w, decode_groups, COUNT(decode_groups));
+}
+
+/* Many rows, head dims up to 128. */
+static void narrow_to_prefill(trial *t)
+{
+    static const uint32_t prefill_dims[] = {24, 64, 64, 80, 96, 128, 128, 128};
+    world *w = t->w;
+    t->is_prefill = true;
+    t->shape.k_dim = world_choice(w, prefill_dims, COUNT(prefill_dims));
+    t->shape.v_dim = world_below(w, 3) == 0 ? world_choice(w, prefill_dims, COUNT(prefill_dims)) : t->shape.k_dim;
+    t->shape.k_hadamard = random_hadamard(w, t->shape.k_dim);
+    t->shape.v_hadamard = random_hadamard(w, t->shape.v_dim);
+}
+
+/* Bounds of a call may be generous. With these a prefill has work for every processor without a split, or has to take
+ * its sequences in several goes. */
+static void widen_prefill_bounds(trial *t)
+{
+    t->q_len_max += world_below(t->w, 2) * 20000u;
+    if (world_below(t->w, 8) == 0) {
+        t->kv_len_max += 300000u;
+        t->states = 0;
+    }
+}
+
 static void random_lengths(trial *t)
 {
     world *w = t->w;
@@ -115,22 +139,24 @@ static void random_lengths(trial *t)
     for (uint32_t b = 0; b < t->batch; ++b) {
         t->kv_len[b] = random_length(w, most);
         uint32_t decode = 1u + world_below(w, 4);
-        t->q_len[b] = world_below(w, 8) == 0 ? 0u
-                      : t->prefill           ? random_length(w, 700)
-                      : world_below(w, 3)    ? decode
-                                             : random_length(w, 200);
+        t->q_len[b] = world_below(w, 8) == 0 ? 0u : world_below(w, 3) != 0 ? decode : random_length(w, 200);
+        if (t->is_decode) {
+            uint32_t rows = 8u * t->shape.kv_heads / t->q_heads;
+            t->q_len[b] = t->q_len[b] % (rows + 1u);
+        } else if (t->is_prefill && t->q_len[b] > 0) {
+            t->q_len[b] = random_length(w, 700);
+        }
         t->kv_len_max = t->kv_len[b] > t->kv_len_max ? t->kv_len[b] : t->kv_len_max;
         t->q_len_max = t->q_len[b] > t->q_len_max ? t->q_len[b] : t->q_len_max;
         t->tokens += t->kv_len[b];
         t->q_tokens += t->q_len[b];
     }
     t->kv_len_max += world_below(w, 2) * world_below(w, 3000);
-    t->q_len_max += world_below(w, 2) * (t->prefill ? Q_BOUND : 3u);
-    if (t->prefill && world_below(w, 8) == 0) {
-        t->kv_len_max += KV_BOUND;
-        return;
-    }
+    t->q_len_max += t->is_decode ? 0u : world_below(w, 2) * 3u;
     t->states = world_below(w, 3) == 0 ? (t->kv_len_max + NBL_CHUNK_TOKENS - 1u) / NBL_CHUNK_TOKENS : 0u;
+    if (t->is_prefill) {
+        widen_prefill_bounds(t);
+    }
 }
 
 static void describe(trial *t, uint32_t number)
@@ -159,8 +185,8 @@ static void make_pool(trial *t)
     for (uint32_t r = 0; r < t->region_count; ++r) {
         nbl_page_layout layout = NBL_INIT(nbl_page_layout);
         nbl_error err = NBL_INIT(nbl_error);
-        t->k_format[r] = world_choice(t->w, formats, COUNT(formats));
-        t->v_format[r] = world_choice(t->w, formats, COUNT(formats));
+        t->k_format[r] = world_choice(t->w, formats, COUNT(formats) - t->is_decode);
+        t->v_format[r] = world_choice(t->w, formats, COUNT(formats) - t->is_decode);
         world_expect(t->w, &t->w->sides[0],
                      t->w->api->kv_layout(&t->shape, t->k_format[r], t->v_format[r], &layout, &err), &err, "kv_layout");
         t->codes[r] = world_array(t->w, layout.code_page_bytes * t->pages * t->shape.layers);
@@ -377,16 +403,17 @@ static nbl_attend_args random_mask(trial *t, array *heads[2], array **tree)
         a.window_right = world_below(w, 100);
     }
     a.sm_scale = world_below(w, 3) == 0 ? 0.0f : 0.02f + 0.01f * (float)world_below(w, 40);
-    a.soft_cap = (t->shape.centering & NBL_CENTERING_MEAN) == 0 && !t->prefill && world_below(w, 4) == 0
-                     ? 5.0f + (float)world_below(w, 50)
-                     : 0.0f;
+    a.soft_cap =
+        !t->is_decode && !t->is_prefill && (t->shape.centering & NBL_CENTERING_MEAN) == 0 && world_below(w, 4) == 0
+            ? 5.0f + (float)world_below(w, 50)
+            : 0.0f;
     if (world_below(w, 5) == 0) {
         a.range_begin = NBL_CHUNK_TOKENS * world_below(w, 2);
         a.range_end = a.range_begin + NBL_CHUNK_TOKENS * (1u + world_below(w, 2));
     }
     for (uint32_t k = 0; k < 2u; ++k) {
         heads[k] = NULL;
-        if (world_below(w, 3) == 0 && (k > 0 || !t->prefill)) {
+        if (world_below(w, 3) == 0 && !((t->is_decode || t->is_prefill) && k == 0)) {
             heads[k] = world_array(w, t->q_heads * sizeof(float));
             for (uint32_t h = 0; h < t->q_heads; ++h) {
                 ((float *)(void *)heads[k]->host)[h] = world_normal(w) * (k == 0 ? 0.1f : 3.0f);
@@ -395,7 +422,7 @@ static nbl_attend_args random_mask(trial *t, array *heads[2], array **tree)
         }
     }
     *tree = NULL;
-    if (world_below(w, 5) == 0 && t->q_len_max > 0 && !t->prefill && heads[0] == NULL &&
+    if (world_below(w, 5) == 0 && !t->is_decode && !t->is_prefill && t->q_len_max > 0 && heads[0] == NULL &&
         (a.flags & (NBL_ATTEND_WINDOW_LEFT | NBL_ATTEND_WINDOW_RIGHT)) == 0) { /* slots of a tree are no positions */
         a.tree_mask_stride = (t->q_len_max + 31u) / 32u;
         *tree = world_array(w, (uint64_t)t->q_tokens * a.tree_mask_stride * sizeof(uint32_t));
@@ -574,6 +601,11 @@ static void run_case(world *w, uint64_t seed, uint32_t number)
     trial t = {.w = w};
     w->random = seed * 0x9E3779B97F4A7C15u + number;
     random_shape(&t);
+    if (number % 2u != 0) {
+        narrow_to_decode(&t);
+    } else if (number % 4u != 0) {
+        narrow_to_prefill(&t);
+    }
     random_lengths(&t);
     make_pool(&t);
     describe(&t, number);

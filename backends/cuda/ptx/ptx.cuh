@@ -97,10 +97,11 @@ PTX_FN uint32_t ptx_thread(void)
     return d;
 }
 
-/** No instruction: the compiler forgets what it knows about the two values. */
-PTX_FN void ptx_forget(int32_t (&x)[2])
+/** x, in a form whose origin the compiler forgets: it stays in a register instead of being computed again. */
+PTX_FN uint32_t ptx_keep(uint32_t x)
 {
-    asm volatile("" : "+r"(x[0]), "+r"(x[1]));
+    asm volatile("" : "+r"(x));
+    return x;
 }
 
 /* ------------------------------------------------------------------------------------------------ exponential */
@@ -116,7 +117,7 @@ PTX_FN float ptx_ex2(float x)
 /* ------------------------------------------------------------------------------------------------ conversions */
 
 /** Two binary32 to bf16, RNE; low in bits 0..15. PTX ISA, Data Movement, cvt */
-PTX_FN uint32_t ptx_bf16x2(float high, float low)
+PTX_FN uint32_t ptx_cvt_bf16x2(float high, float low)
 {
     uint32_t d;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
@@ -124,7 +125,7 @@ PTX_FN uint32_t ptx_bf16x2(float high, float low)
 }
 
 /** The same to fp16, overflow to infinity. PTX ISA, Data Movement, cvt */
-PTX_FN uint32_t ptx_f16x2(float high, float low)
+PTX_FN uint32_t ptx_cvt_f16x2(float high, float low)
 {
     uint32_t d;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));

@@ -515,7 +515,7 @@ CUDA_DEVICE void prefill_near(const int32_t (&s)[64], const prefill_parameters &
 /** RNE to bf16 precision, as binary32 (q of NUM 5.4). */
 CUDA_DEVICE float prefill_q(float p)
 {
-    return __uint_as_float(ptx_bf16x2(p, 0.0f));
+    return __uint_as_float(ptx_cvt_bf16x2(p, 0.0f));
 }
 
 /** P, packed, and the thread's part of l, to be summed over its lanes; from bits of t and the largest of each row.
@@ -788,7 +788,7 @@ CUDA_DEVICE void prefill_write_halves(uint8_t *at, uint32_t count, bool bf16, co
 #pragma unroll
         for (uint32_t i = 0; i < 4u; ++i) {
             const float low = y[8u * k + 2u * i], high = y[8u * k + 2u * i + 1u];
-            words[i] = bf16 ? ptx_bf16x2(high, low) : ptx_f16x2(high, low);
+            words[i] = bf16 ? ptx_cvt_bf16x2(high, low) : ptx_cvt_f16x2(high, low);
         }
         if (8u * k < count) { /* dimensions are multiples of 8 */
             *(uint4 *)(void *)(at + 16u * k) = make_uint4(words[0], words[1], words[2], words[3]);
