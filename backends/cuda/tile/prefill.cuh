@@ -858,7 +858,7 @@ CUDA_DEVICE void prefill_finish(const attend_params &p, const prefill_item &it, 
             nbl_state_add_sink(&head, &factor, 1, *to.sink);
         }
         nbl_state_output(&head, &inverse, 1, 0);
-        bool is_empty = head.sum < 0x1p-126f;
+        bool is_empty = at.sum == 0.0f || head.sum < 0x1p-126f; /* O of an empty state is 0, with a sink too */
         float y[N / 2];
 #pragma unroll
         for (int i = 0; i < N / 4; ++i) {
