@@ -14,7 +14,6 @@
 #define TILE_TOKENS 128u
 #define PREFILL_ROWS 128u
 #define PARAMETER_BYTES 12u /* of a token in an image */
-#define TILE_PARAMETER_BYTES 16u
 
 static uint64_t aligned(uint64_t bytes)
 {
@@ -51,7 +50,7 @@ uint32_t cuda_prefill_dim(uint32_t k_dim, uint32_t v_dim)
 
 uint64_t cuda_prefill_image_bytes(uint32_t dim)
 {
-    return TILE_TOKENS * (2u * (uint64_t)dim + PARAMETER_BYTES) + TILE_PARAMETER_BYTES;
+    return TILE_TOKENS * (2u * (uint64_t)dim + PARAMETER_BYTES);
 }
 
 int cuda_prefill_splits(const attend_bounds *b)

@@ -22,8 +22,6 @@ template <int KD, int VD> struct memory {
     alignas(16) uint8_t image[prefill_image<KD, VD>::bytes];
     alignas(16) uint8_t multipliers[VD / BLOCK16][CUDA_TILE_TOKENS];
     stored_v v;
-    int32_t least;  /* E of K in the tile */
-    int32_t lowest; /* to which every token's E could be brought */
 };
 
 /* A unit as a block sees it. */
@@ -64,44 +62,20 @@ CUDA_DEVICE uint4 k_block(const block16_part &part, const uint8_t *at, uint32_t 
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-/* Notes E of K of the thread's token, and how far E may go down, its codes going up: mxfp4 has codes of up to
- * 12 * 2^(spread of its blocks), and 96 is the most. */
-template <int KD, int VD>
-CUDA_DEVICE void note_exponent(const attend_params &p, memory<KD, VD> &m, const unit &u, uint32_t position)
-{
-    if (position >= u.kv_len) {
-        return;
-    }
-    block16_part part = part_of(p, u, position, NBL_KIND_K);
-    const uint8_t *scales = part.scales + position % p.pages.page_tokens;
-    int32_t exponent = stored_exponent(part, scales), lowest = exponent;
-    if (part.format == NBL_MXFP4 || part.format == NBL_MXFP4_16) {
-        lowest = NBL_BLOCK_E_MIN;
-        for (uint32_t b = 0; b < nbl_layout_scale_planes(part.format, part.dim); ++b) {
-            lowest = max(lowest, nbl_e8m0_decode_slot(scales[b * part.page_tokens]));
-        }
-        lowest -= NBL_BLOCK_E_SPREAD + 1;
-    }
-    atomicMin(&m.least, exponent);
-    atomicMax(&m.lowest, lowest);
-}
-
-/* K of the thread's token; with the tile's least E if that can be. */
+/* K of the thread's token. */
 template <int KD, int VD>
 CUDA_DEVICE void expand_k(const attend_params &p, memory<KD, VD> &m, const unit &u, uint32_t position)
 {
-    using place = prefill_image<KD, VD>;
-    const bool is_even = m.lowest <= m.least;
     uint32_t token = threadIdx.x % CUDA_TILE_TOKENS;
     uint32_t blocks = position < u.kv_len ? p.k_dim_padded / BLOCK16 : 0u;
-    int32_t exponent = m.least;
+    int32_t exponent = 0;
     if (blocks > 0) {
         block16_part part = part_of(p, u, position, NBL_KIND_K);
         uint32_t in_page = position % p.pages.page_tokens;
         const uint8_t *scales = part.scales + in_page;
         const uint8_t *at = part.codes + block16_code_byte(&part, in_page, 0);
         uint32_t stride = 4u * nbl_layout_group_width(part.page_tokens, in_page, NBL_LAYOUT_K_GROUP_TOKENS);
-        exponent = is_even ? exponent : stored_exponent(part, scales);
+        exponent = stored_exponent(part, scales);
 #pragma unroll 4
         for (uint32_t b = 0; b < blocks; ++b) {
             *(uint4 *)(void *)(m.image + prefill_piece<KD>(token, b)) = k_block(part, at, stride, scales, b, exponent);
@@ -110,11 +84,7 @@ CUDA_DEVICE void expand_k(const attend_params &p, memory<KD, VD> &m, const unit 
     for (uint32_t b = blocks; b < KD / BLOCK16; ++b) {
         *(uint4 *)(void *)(m.image + prefill_piece<KD>(token, b)) = make_uint4(0, 0, 0, 0);
     }
-    float unit = nbl_pow2(min(exponent, NBL_E_MAX)); /* a tile without tokens has no exponent */
-    ((float *)(void *)(m.image + place::units_at))[prefill_token_place(token)] = unit;
-    if (token == 0) {
-        *(float *)(void *)(m.image + place::unit_at) = is_even ? unit : 0.0f;
-    }
+    ((float *)(void *)(m.image + prefill_image<KD, VD>::units_at))[prefill_token_place(token)] = nbl_pow2(exponent);
 }
 
 /* Exponent, multipliers and place of V of the thread's token. */
@@ -244,21 +214,13 @@ __global__ void __launch_bounds__(THREADS) prefill_expand_kernel(const __grid_co
     uint32_t first, end;
     prefill_unit_tiles(p, s, &first, &end);
     for (uint32_t tile = first + blockIdx.x; tile < end; tile += gridDim.x) {
-        if (threadIdx.x == 0) {
-            m.least = INT32_MAX;
-            m.lowest = INT32_MIN;
-        }
-        __syncthreads();
         uint32_t position = tile * CUDA_TILE_TOKENS + threadIdx.x % CUDA_TILE_TOKENS;
         if (threadIdx.x < CUDA_TILE_TOKENS) {
-            note_exponent(p, m, u, position);
+            expand_k(p, m, u, position);
         } else {
             describe_v(p, m, u, position);
         }
         __syncthreads();
-        if (threadIdx.x < CUDA_TILE_TOKENS) {
-            expand_k(p, m, u, position);
-        }
         expand_v(p, m);
         __syncthreads();
         constexpr uint32_t bytes = prefill_image<KD, VD>::bytes;
@@ -274,7 +236,6 @@ __global__ void __launch_bounds__(THREADS) prefill_expand_kernel(const __grid_co
 template <int KD, int VD> cudaError_t launch(const attend_params *p, cudaStream_t stream)
 {
     constexpr uint32_t bytes = sizeof(memory<KD, VD>);
-    static_assert(prefill_image<KD, VD>::bytes == CUDA_TILE_TOKENS * (KD + VD + 12u) + 16u, "select.c knows the size");
     cudaError_t error =
         cudaFuncSetAttribute(prefill_expand_kernel<KD, VD>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (error != cudaSuccess) {

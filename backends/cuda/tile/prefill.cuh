@@ -4,8 +4,7 @@
  * @brief What the steps of a prefill share: tile images, work items, and one warp's part of a tile (NUM 5.4 to 5.7).
  *
  * A prefill first expands K and V of a unit, a kv head of a sequence, into images of 128-token tiles: canonical int8
- * codes in the very order that shared memory will have, and per token 2^ek, GRID + ev and 2^-ev. Where the codes leave
- * room, all tokens of a tile get one ek. Then items of 128 query rows
+ * codes in the very order that shared memory will have, and per token 2^ek, GRID + ev and 2^-ev. Then items of 128 query rows
  * of a unit walk the images.
  *
  * A warp has 16 rows of an item. The fragments are those of m16n8 products: with g = lane / 4 and t = lane % 4, score
@@ -53,8 +52,7 @@ template <int KD, int VD> struct prefill_image {
     static constexpr uint32_t units_at = v_at + VD * CUDA_TILE_TOKENS;           /* float[128]: 2^ek */
     static constexpr uint32_t exponents_at = units_at + CUDA_TILE_TOKENS * 4u;   /* float[128]: GRID + ev */
     static constexpr uint32_t weights_at = exponents_at + CUDA_TILE_TOKENS * 4u; /* float[128]: 2^-ev */
-    static constexpr uint32_t unit_at = weights_at + CUDA_TILE_TOKENS * 4u;      /* float: 2^ek of all tokens, or 0 */
-    static constexpr uint32_t bytes = unit_at + 16u;
+    static constexpr uint32_t bytes = weights_at + CUDA_TILE_TOKENS * 4u;
 };
 
 /** Byte of a 16-byte piece in an image whose rows have W bytes: pieces of neighbouring rows meet different banks. */
@@ -299,7 +297,6 @@ struct prefill_parameters {
     const float4 *units; /* [4 * h] */
     const float4 *exponents;
     const float4 *weights;
-    float unit; /* of all tokens, or 0 */
 };
 
 template <int KD, int VD> CUDA_DEVICE prefill_parameters prefill_parameters_of(const uint8_t *image)
@@ -310,7 +307,6 @@ template <int KD, int VD> CUDA_DEVICE prefill_parameters prefill_parameters_of(c
     v.units = (const float4 *)(const void *)(image + place::units_at) + t;
     v.exponents = (const float4 *)(const void *)(image + place::exponents_at) + t;
     v.weights = (const float4 *)(const void *)(image + place::weights_at) + t;
-    v.unit = *(const float *)(const void *)(image + place::unit_at);
     return v;
 }
 
@@ -368,38 +364,12 @@ CUDA_DEVICE void prefill_bases(const int32_t (&s)[64], const prefill_parameters 
     }
 }
 
-/** -inf where the row does not see. */
-CUDA_DEVICE void prefill_hide(int32_t (&s)[64], const prefill_mask &mask)
-{
-    if (mask.masked) {
-#pragma unroll
-        for (int i = 0; i < 64; ++i) {
-            s[i] = prefill_sees(mask, i, i / 2 % 2) ? s[i] : __float_as_int(-INFINITY);
-        }
-    }
-}
-
 /** Scores become bits of T, or of t = fma(x, cq_row, GRID + ev - B) with shift = -B (NUM 5.3); -inf where the row does
  *  not see. */
 template <bool SHIFTED>
 CUDA_DEVICE void prefill_grid_logits(int32_t (&s)[64], const prefill_parameters &v, const prefill_mask &mask,
                                      const prefill_rows &r, const float (&shift)[2])
 {
-    const float scale[2] = {r.scale[0] * v.unit, r.scale[1] * v.unit}; /* exact */
-    if (!SHIFTED && v.unit != 0.0f) {
-#pragma unroll
-        for (int h = 0; h < 8; ++h) {
-            const float4 exponent4 = v.exponents[4 * h];
-            const float exponent[4] = {exponent4.x, exponent4.y, exponent4.z, exponent4.w};
-#pragma unroll
-            for (int k = 0; k < 8; ++k) {
-                const int row = k / 2 % 2, i = 8 * h + k, at = k / 4 * 2 + k % 2;
-                s[i] = __float_as_int(nbl_fma((float)s[i], scale[row], exponent[at]));
-            }
-        }
-        prefill_hide(s, mask);
-        return;
-    }
 #pragma unroll
     for (int h = 0; h < 8; ++h) {
         const float4 unit4 = v.units[4 * h], exponent4 = v.exponents[4 * h];
@@ -412,7 +382,12 @@ CUDA_DEVICE void prefill_grid_logits(int32_t (&s)[64], const prefill_parameters 
             s[i] = __float_as_int(nbl_fma((float)s[i] * unit[at], r.scale[row], a));
         }
     }
-    prefill_hide(s, mask);
+    if (mask.masked) {
+#pragma unroll
+        for (int i = 0; i < 64; ++i) {
+            s[i] = prefill_sees(mask, i, i / 2 % 2) ? s[i] : __float_as_int(-INFINITY);
+        }
+    }
 }
 
 /** Largest t of both rows. As integers they order rightly where they are positive; a row with none is left out. */
