@@ -14,6 +14,12 @@
 #define TILE_TOKENS 128u
 #define PREFILL_ROWS 128u
 #define PARAMETER_BYTES 12u /* of a token in an image */
+#define CAPABILITY_MIN 80u
+
+int cuda_capability_supported(uint32_t capability)
+{
+    return capability >= CAPABILITY_MIN;
+}
 
 static uint64_t aligned(uint64_t bytes)
 {

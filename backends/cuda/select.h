@@ -21,6 +21,9 @@
 extern "C" {
 #endif
 
+/** 1 if the backend runs on a compute capability, 10 * major + minor: 8.0 or newer. */
+int cuda_capability_supported(uint32_t capability);
+
 /** Bounds that a workspace is sized for. */
 typedef struct attend_bounds {
     uint32_t batch;
