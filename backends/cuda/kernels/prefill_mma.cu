@@ -80,28 +80,27 @@ template <int W, int N> CUDA_DEVICE void scores_of(int32_t (&s)[N / 2], uint32_t
     }
 }
 
-/* O = fma(float(P V), b, O) for the warp's 16 rows (NUM 5.4), eight elements at a time. */
-template <int VD>
-CUDA_DEVICE void add_tile(float (&o)[VD / 2], const uint32_t (&packed)[16], const float (&b)[2], uint32_t v)
+/* a = P V for the warp's 16 rows. */
+template <int VD> CUDA_DEVICE void sums_of(int32_t (&a)[VD / 2], const uint32_t (&packed)[16], uint32_t v)
 {
     const uint32_t lane = threadIdx.x % 32u;
 #pragma unroll
-    for (int i = 0; i < VD / 8; ++i) {
-        int32_t sums[4] = {0, 0, 0, 0};
+    for (int half = 0; half < 2; ++half) {
+        const uint32_t low[4] = {packed[8 * half], packed[8 * half + 1], packed[8 * half + 2], packed[8 * half + 3]};
+        const uint32_t high[4] = {packed[8 * half + 4], packed[8 * half + 5], packed[8 * half + 6],
+                                  packed[8 * half + 7]};
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const uint32_t low[4] = {packed[8 * half], packed[8 * half + 1], packed[8 * half + 2],
-                                     packed[8 * half + 3]};
-            const uint32_t high[4] = {packed[8 * half + 4], packed[8 * half + 5], packed[8 * half + 6],
-                                      packed[8 * half + 7]};
+        for (int i = 0; i < VD / 8; ++i) {
             uint32_t right[4];
+            int32_t(&sums)[4] = reinterpret_cast<int32_t(&)[4]>(a[4 * i]);
             ptx_ldmatrix_x4(right, v + prefill_piece<128>(8 * i + lane % 8u, 4 * half + lane / 8u));
+            if (half == 0) {
+                sums[0] = sums[1] = sums[2] = sums[3] = 0;
+            }
             const uint32_t right_low[2] = {right[0], right[1]}, right_high[2] = {right[2], right[3]};
             ptx_mma_m16n8k32_us(sums, low, right_low);
             ptx_mma_m16n8k32_us(sums, high, right_high);
         }
-        float(&part)[4] = reinterpret_cast<float(&)[4]>(o[4 * i]);
-        prefill_add_tile(sums, b, part);
     }
 }
 
@@ -145,7 +144,9 @@ template <int KD, int VD> CUDA_DEVICE void do_item(const attend_params &p, memor
         prefill_softmax<KD, VD>(s, m.queries + first_row * KD, image, rows, (int32_t)(tile * CUDA_TILE_TOKENS), m.table,
                                 r, o, packed, b, l, [](int) {});
         prefill_add_sum(r, b, l);
-        add_tile<VD>(o, packed, b, ptx_shared_address(image) + prefill_image<KD, VD>::v_at);
+        int32_t(&a)[VD / 2] = reinterpret_cast<int32_t(&)[VD / 2]>(s); /* the scores are done with */
+        sums_of<VD>(a, packed, ptx_shared_address(image) + prefill_image<KD, VD>::v_at);
+        prefill_add_tile(a, b, o);
         if (tile + 1u == it.tile_end || tile % CUDA_CHUNK_TILES == CUDA_CHUNK_TILES - 1u) {
             end_chunk(p, it, tile + 1u == it.tile_end, r, rows, first_row, o);
         }
@@ -167,7 +168,7 @@ __global__ void __launch_bounds__(THREADS, 1) prefill_mma_kernel(const __grid_co
             m.item = prefill_item_of(p, atomicAdd(p.prefill_items, 1u), &unit);
         }
         __syncthreads();
-        const prefill_item &it = m.item;
+        const prefill_item it = m.item;
         if (it.tile_end == 0) {
             return;
         }
