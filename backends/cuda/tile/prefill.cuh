@@ -4,8 +4,8 @@
  * @brief What the steps of a prefill share: tile images, work items, and one warp's part of a tile (NUM 5.4 to 5.7).
  *
  * A prefill first expands K and V of a unit, a kv head of a sequence, into images of 128-token tiles: canonical int8
- * codes in the very order that shared memory will have, and per token 2^ek, GRID + ev and 2^-ev. Then items of 128 query
- * rows of a unit walk the images.
+ * codes in the very order that shared memory will have, and per token 2^ek, GRID + ev and 2^-ev. Then items of 128
+ * query rows of a unit walk the images.
  *
  * A warp has 16 rows of an item. The fragments are those of m16n8 products: with g = lane / 4 and t = lane % 4, score
  * s[4*j + 2*r + b] is row g + 8*r, token 8*j + 2*t + b; o[4*i + 2*r + b] is row g + 8*r, image row 8*i + 2*t + b of V.
