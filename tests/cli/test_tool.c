@@ -97,7 +97,8 @@ Test(tool, usage_errors_name_the_option)
     assert_run(TOOL("compare", "--generate", "gaussian", "--lengths", "1,,2"), 2,
                "nibble: --lengths: \"1,,2\" has an empty item\n");
     assert_run(TOOL("bench", "--op", "multiply"), 2,
-               "nibble: --op: unknown operation \"multiply\" (known: attend, append, gather)\n");
+               "nibble: --op: unknown operation \"multiply\" (known: attend, append, prefill, gather, copy_pages, "
+               "transcode)\n");
 }
 
 Test(tool, errors_found_with_a_backend_name_the_option_too)
