@@ -21,7 +21,8 @@ HOT = ("append_kernel", "center_kernel", "decode_kernel", "fold_kernel", "gather
 EXCEPTIONS = {
     "prefill_mma_kernel<64,64>": (12, "255 registers, as many as there are"),
     "prefill_mma_kernel<128,128>": (96, "128 scores and elements of O a lane: 255 registers, as many as there are"),
-    "decode_kernel<256,2>": (600, "head dimension 256 and two rows a lane: 255 registers, as many as there are"),
+    "decode_kernel<256,2>": (800, "head dimension 256 and two rows a lane: 255 registers, as many as there are"),
+    "decode_kernel": (80, "its launch bounds are those that are fastest on sm_90a, where it does not spill"),
 }
 
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
