@@ -46,7 +46,7 @@ const nbl_command nbl_command_bench = {
     "tokens_per_s counts cached tokens read or written; kv_bytes are their codes and scales; gb_per_s = kv_bytes / "
     "median.\n"
     "Inputs and outputs are bf16. One region of the recipe's formats; first tokens kept in int8 play no part.\n"
-    "Nothing is pinned: for steady figures of sim set OMP_PROC_BIND=close and OMP_PLACES=cores.\n",
+    "Threads of sim are not pinned to cores.\n",
     bench_options,
     sizeof bench_options / sizeof bench_options[0],
     bench_run,
