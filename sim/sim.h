@@ -3,7 +3,8 @@
  * @file sim.h
  * @brief The simulator plugin: device, errors, checks of data behind pointers.
  *
- * Every operation is a loop over independent outputs, run by a team of threads whose size cannot change a bit. Arithmetic
+ * Every operation is a loop over independent outputs, run by a team of threads whose size cannot change a bit.
+ * Arithmetic
  * lives in core/num; the hot loops of attend exist once per instruction set (isa.h).
  */
 #ifndef SIM_H

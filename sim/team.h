@@ -29,12 +29,12 @@ static inline int sim_parts_next(sim_parts *parts, int64_t *begin, int64_t *end)
     return *begin < parts->count;
 }
 
-/** A thread's share: takes parts until there are none. thread: from 0 to the size of the team less 1, the caller's being
- * 0. The floating-point environment is that of NUM 1.1. */
+/** A thread's share: takes parts until there are none. thread: from 0 to the size of the team less 1, the caller's
+ * being 0. The floating-point environment is that of NUM 1.1. */
 typedef void sim_body(void *context, uint32_t thread, sim_parts *parts);
 
-/** A team of up to `threads` threads, the caller of sim_team_run being one; NULL without memory. Threads that the system
- * does not give are missing. */
+/** A team of up to `threads` threads, the caller of sim_team_run being one; NULL without memory. Threads that the
+ * system does not give are missing. */
 sim_team *sim_team_open(uint32_t threads);
 uint32_t sim_team_size(const sim_team *team);
 /** Ends the threads. */
