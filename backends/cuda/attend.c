@@ -149,6 +149,9 @@ static attend_params params_of(const nbl_device *device, const nbl_attend_args *
     p.status = device->status_device;
     p.processors = device->processors;
     p.capability = device->capability;
+    p.shared_bytes = device->shared_bytes;
+    p.tile_pages = CUDA_TILE_TOKENS / p.pages.page_tokens;
+    p.tile_rest = CUDA_TILE_TOKENS % p.pages.page_tokens;
     return p;
 }
 

@@ -153,7 +153,10 @@ typedef struct attend_params {
     cuda_status *status;
     uint32_t processors; /**< multiprocessors */
     uint32_t capability; /**< 10 * major + minor of the compute capability */
+    uint32_t shared_bytes; /**< of shared memory that a block may ask for */
     uint32_t layer;
+    uint32_t tile_pages; /**< a tile is so many pages, */
+    uint32_t tile_rest;  /**< and so many tokens more */
     uint32_t reserved;
 } attend_params;
 

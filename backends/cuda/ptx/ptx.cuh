@@ -88,6 +88,13 @@ PTX_FN void ptx_ldmatrix_x4_trans(uint32_t (&d)[4], uint32_t shared_row)
                  : "memory");
 }
 
+/** x, in a form whose origin the compiler forgets: it stays in a register instead of being computed again. */
+PTX_FN uint32_t ptx_keep(uint32_t x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 /* ------------------------------------------------------------------------------------------------ exponential */
 
 /** 2^x, relative error below 2^-22; subnormal results are 0. PTX ISA, Floating Point, ex2 */
@@ -95,6 +102,14 @@ PTX_FN float ptx_ex2(float x)
 {
     float d;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(x));
+    return d;
+}
+
+/** {high, low} rounded to bf16, nearest even. PTX ISA, Data Movement, cvt */
+PTX_FN uint32_t ptx_cvt_bf16x2(float high, float low)
+{
+    uint32_t d;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
 }
 
