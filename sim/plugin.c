@@ -39,6 +39,11 @@ uint32_t sim_fp_enter(void)
     uint32_t saved = _mm_getcsr();
     _mm_setcsr(0x1f80u); /* all exceptions masked, round to nearest, no flush to zero */
     return saved;
+#elif defined(__aarch64__)
+    uint64_t saved;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(saved));
+    __asm__ volatile("msr fpcr, %0" : : "r"(UINT64_C(0)));
+    return (uint32_t)saved;
 #else
     return 0;
 #endif
@@ -48,6 +53,8 @@ void sim_fp_leave(uint32_t saved)
 {
 #if defined(__x86_64__)
     _mm_setcsr(saved);
+#elif defined(__aarch64__)
+    __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)saved));
 #else
     (void)saved;
 #endif
@@ -73,6 +80,19 @@ static uint32_t usable_cpus(void)
     return count < 1 ? 1u : (uint32_t)count;
 }
 
+/* Names of the tables that run here. */
+static const char *list_isas(char *text, size_t size)
+{
+    size_t used = 0;
+    for (const char *const *name = sim_isa_names; *name != NULL; ++name) {
+        if (sim_isa_find(*name) != NULL) {
+            int length = snprintf(text + used, size - used, "%s%s", used != 0 ? ", " : "", *name);
+            used += length > 0 ? (size_t)length : 0;
+        }
+    }
+    return text;
+}
+
 static nbl_status device_open(const nbl_device_options *options, nbl_device **out_device, nbl_error *err)
 {
     if (options->ordinal != 0) {
@@ -83,8 +103,9 @@ static nbl_status device_open(const nbl_device_options *options, nbl_device **ou
     }
     const sim_isa *isa = sim_isa_find(options->isa);
     if (isa == NULL) {
-        return sim_fail(err, NBL_E_INVALID, "sim: isa is \"%s\" (allowed on this CPU: scalar%s%s)", options->isa,
-                        sim_isa_find("avx2") != NULL ? ", avx2" : "", sim_isa_find("avx512") != NULL ? ", avx512" : "");
+        char allowed[64];
+        return sim_fail(err, NBL_E_INVALID, "sim: isa is \"%s\" (allowed on this CPU: %s)", options->isa,
+                        list_isas(allowed, sizeof allowed));
     }
     nbl_device *device = sim_alloc(sizeof *device);
     if (device == NULL) {
