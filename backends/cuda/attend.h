@@ -151,8 +151,8 @@ typedef struct attend_params {
 
     /* device */
     cuda_status *status;
-    uint32_t processors; /**< multiprocessors */
-    uint32_t capability; /**< 10 * major + minor of the compute capability */
+    uint32_t processors;   /**< multiprocessors */
+    uint32_t capability;   /**< 10 * major + minor of the compute capability */
     uint32_t shared_bytes; /**< of shared memory that a block may ask for */
     uint32_t layer;
     uint32_t tile_pages; /**< a tile is so many pages, */

@@ -32,6 +32,9 @@ typedef struct append_params {
     uint32_t k_rule;
     uint32_t v_rule;
     uint32_t centering;
+    uint32_t processors;   /**< multiprocessors of the device */
+    uint32_t block_tokens; /**< of a block; set by the launch, as the next one */
+    uint32_t slots_at;     /**< bytes of shared memory before the input slots */
 } append_params;
 
 /** Centres of all sequences with tokens (NUM 4.2, COMPUTE). */
@@ -55,6 +58,8 @@ typedef struct gather_params {
     uint32_t v_dim;
     uint32_t k_hadamard; /**< 0 too where the transforms stay in */
     uint32_t v_hadamard;
+    uint32_t processors;   /**< multiprocessors of the device */
+    uint32_t block_tokens; /**< of a block; set by the launch */
 } gather_params;
 
 cudaError_t nbl_cuda_gather(const gather_params *p, cudaStream_t stream);

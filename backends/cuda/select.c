@@ -11,6 +11,12 @@
 #define QUERY_BYTES 16u
 #define DIM_BLOCK 32u
 #define STATE_HEAD_FLOATS 4u
+#define CAPABILITY_MIN 80u
+
+int cuda_capability_supported(uint32_t capability)
+{
+    return capability >= CAPABILITY_MIN;
+}
 
 static uint64_t aligned(uint64_t bytes)
 {

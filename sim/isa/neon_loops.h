@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file neon_loops.h
- * @brief Hot loops of attend for AArch64, compiled twice: with the dot product of signed or of unsigned bytes (dotprod),
- * and with that of mixed signs (i8mm). TABLE and NAME come from the file that includes it.
+ * @brief Hot loops of attend for AArch64, compiled twice: with the dot product of signed or of unsigned bytes
+ * (dotprod), and with that of mixed signs (i8mm). TABLE and NAME come from the file that includes it.
  *
  * A register holds 4 tokens x 4 d of K, or 4 d x 4 tokens of V (isa.h). Four rows share a register of query words or
  * weights, one per lane.
