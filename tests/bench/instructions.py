@@ -60,9 +60,10 @@ def per_unit(tool: Path, kind: str, recipe: str) -> float:
 
 
 def compiler(build: Path) -> str:
-    """Name and version of the compiler of a build folder."""
+    """Version of the compiler of a build folder."""
     found = re.search(r"^CMAKE_C_COMPILER:\w+=(.+)$", (build / "CMakeCache.txt").read_text(), re.MULTILINE)
-    return subprocess.run([found[1], "--version"], check=True, capture_output=True, text=True).stdout.splitlines()[0]
+    text = subprocess.run([found[1], "--version"], check=True, capture_output=True, text=True).stdout
+    return text.splitlines()[0].partition(" ")[2]  # what it is called by does not matter
 
 
 def main() -> None:
