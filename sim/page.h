@@ -53,7 +53,7 @@ static inline uint32_t sim_nibble_distance(enum nbl_kind kind)
     return kind == NBL_KIND_K ? 4u : 16u;
 }
 
-/** 1 if element d is the low one of its byte (always, for int8). */
+/** 1 if element d is the low one of its byte (always, for 8 bits). */
 static inline int sim_is_low(const sim_part *part, uint32_t d)
 {
     uint32_t shift =
@@ -65,10 +65,14 @@ static inline int sim_is_low(const sim_part *part, uint32_t d)
 static inline void sim_part_store(const sim_part *part, uint32_t token, const nbl_vector *v)
 {
     uint32_t padded = nbl_layout_dim_padded(part->dim);
-    for (uint32_t d = 0; d < padded; ++d) {
+    uint32_t bits = nbl_layout_code_bits(part->format);
+    for (uint32_t d = 0; bits == 16u && d < padded; d += 8u) {
+        memcpy(part->codes + sim_code_byte(part, token, d), v->halves + d, 16u);
+    }
+    for (uint32_t d = 0; bits != 16u && d < padded; ++d) {
         if (sim_is_low(part, d)) {
             uint32_t code = v->codes[d];
-            if (part->format != NBL_INT8) {
+            if (bits == 4u) {
                 code |= (uint32_t)v->codes[d + sim_nibble_distance(part->kind)] << 4;
             }
             part->codes[sim_code_byte(part, token, d)] = (uint8_t)code;
@@ -83,12 +87,16 @@ static inline void sim_part_store(const sim_part *part, uint32_t token, const nb
 static inline void sim_part_load(const sim_part *part, uint32_t token, nbl_vector *v)
 {
     uint32_t padded = nbl_layout_dim_padded(part->dim);
+    uint32_t bits = nbl_layout_code_bits(part->format);
     v->format = part->format;
     v->dim = part->dim;
-    for (uint32_t d = 0; d < padded; ++d) {
+    for (uint32_t d = 0; bits == 16u && d < padded; d += 8u) {
+        memcpy(v->halves + d, part->codes + sim_code_byte(part, token, d), 16u);
+    }
+    for (uint32_t d = 0; bits != 16u && d < padded; ++d) {
         if (sim_is_low(part, d)) {
             uint8_t byte = part->codes[sim_code_byte(part, token, d)];
-            if (part->format == NBL_INT8) {
+            if (bits == 8u) {
                 v->codes[d] = byte;
             } else {
                 v->codes[d] = byte & 15u;

@@ -5,6 +5,8 @@
  */
 #include "sim.h"
 
+#include "mma_model.h"
+
 #include <errno.h>
 #include <sched.h>
 #include <stdarg.h>
@@ -92,6 +94,19 @@ static void start_team(uint32_t threads)
     errno = saved_errno;
 }
 
+/* Profile of a name, that of NULL or "" being sm_90; NBL_MMA_PROFILES if there is none. */
+static uint32_t profile_find(const char *name)
+{
+    if (name == NULL || name[0] == '\0') {
+        return NBL_MMA_SM_90;
+    }
+    uint32_t profile = 0;
+    while (profile < NBL_MMA_PROFILES && strcmp(name, nbl_mma_profile_name(profile)) != 0) {
+        profile++;
+    }
+    return profile;
+}
+
 static nbl_status device_open(const nbl_device_options *options, nbl_device **out_device, nbl_error *err)
 {
     if (options->ordinal != 0) {
@@ -105,12 +120,18 @@ static nbl_status device_open(const nbl_device_options *options, nbl_device **ou
         return sim_fail(err, NBL_E_INVALID, "sim: isa is \"%s\" (allowed on this CPU: scalar%s%s)", options->isa,
                         sim_isa_find("avx2") != NULL ? ", avx2" : "", sim_isa_find("avx512") != NULL ? ", avx512" : "");
     }
+    uint32_t profile = profile_find(options->profile);
+    if (profile == NBL_MMA_PROFILES) {
+        return sim_fail(err, NBL_E_INVALID, "sim: profile is \"%s\" (allowed: sm_80, sm_89, sm_90, sm_100, sm_120)",
+                        options->profile);
+    }
     nbl_device *device = sim_alloc(sizeof *device);
     if (device == NULL) {
         return sim_fail(err, NBL_E_NO_MEMORY, "sim: no memory for the device");
     }
     device->threads = options->threads != 0 ? options->threads : usable_cpus();
     device->isa = isa;
+    device->profile = profile;
     device->scratch = sim_alloc(device->threads * sim_attend_scratch_bytes());
     if (device->scratch == NULL) {
         uint32_t threads = device->threads;
@@ -132,7 +153,8 @@ static nbl_status caps(nbl_device *device, nbl_caps *out_caps, nbl_error *err)
 {
     (void)err;
     nbl_caps c = NBL_INIT(nbl_caps);
-    c.formats = 1u << NBL_INT8 | 1u << NBL_MXFP4 | 1u << NBL_MXFP4_16 | 1u << NBL_INT4P;
+    c.formats = 1u << NBL_INT8 | 1u << NBL_MXFP4 | 1u << NBL_MXFP4_16 | 1u << NBL_INT4P | 1u << NBL_FORMAT_BF16 |
+                1u << NBL_FORMAT_FP16 | 1u << NBL_FP8_E4M3 | 1u << NBL_NVFP4;
     c.k_dim_max = NBL_K_DIM_MAX;
     c.v_dim_max = NBL_V_DIM_MAX;
     c.page_tokens_max = NBL_PAGE_TOKENS_MAX;
@@ -141,7 +163,8 @@ static nbl_status caps(nbl_device *device, nbl_caps *out_caps, nbl_error *err)
     c.stream_kind = NBL_STREAM_HOST;
     c.threads = device->threads;
     c.deterministic = 1;
-    snprintf(c.device_name, sizeof c.device_name, "CPU simulator");
+    snprintf(c.device_name, sizeof c.device_name, "CPU simulator (float core as %s)",
+             nbl_mma_profile_name(device->profile));
     snprintf(c.isa, sizeof c.isa, "%s", device->isa->name);
     uint32_t size = out_caps->struct_size < sizeof c ? out_caps->struct_size : (uint32_t)sizeof c;
     c.struct_size = size;

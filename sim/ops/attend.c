@@ -9,6 +9,7 @@
  * in order either way.
  */
 #include "centers.h"
+#include "float.h"
 #include "merge.h"
 #include "page.h"
 #include "quantize.h"
@@ -37,6 +38,7 @@ typedef struct plan {
     uint32_t first_chunk;
     uint32_t chunks;       /* in the range */
     int split;             /* one item per chunk, states kept in the workspace */
+    int is_float;          /* the float core serves the call (NUM 6) */
     uint64_t rows;         /* Tq * Hq */
     uint64_t state_floats; /* per row and chunk */
     uint64_t states_bytes; /* that a call within the bounds may need */
@@ -54,8 +56,9 @@ typedef struct call {
     const nbl_kv_shape *shape;
     plan plan;
     query *queries;
-    int8_t *codes;
+    uint8_t *codes; /* int8, or halves in the float core */
     float *states;
+    sim_float_call fp; /* of the float core */
     nbl_page_layout layouts[NBL_REGIONS_MAX];
     uint32_t group_rows; /* Hq / Hk */
     float c;             /* fl(sm_scale * LOG2E), or fl(sm_scale / soft_cap) */
@@ -72,6 +75,7 @@ typedef struct scratch {
     uint8_t *p;     /* [rows][128] */
     float *o;       /* [rows][v_dim] of the chunk */
     float *total_o; /* [rows][v_dim] of the chunks before */
+    sim_float_scratch fp;
 } scratch;
 
 /* One row of an item. */
@@ -109,7 +113,8 @@ static uint64_t scratch_bytes(const plan *p)
     uint64_t rows = p->block_rows;
     return aligned(sizeof(scratch)) + aligned((uint64_t)SIM_TILE * p->k_dim) + aligned((uint64_t)SIM_TILE * p->v_dim) +
            aligned(rows * p->k_dim) + aligned(rows * sizeof(int32_t)) + aligned(rows * SIM_TILE * sizeof(float)) +
-           aligned(rows * SIM_TILE) + 2u * aligned(rows * p->v_dim * sizeof(float));
+           aligned(rows * SIM_TILE) + 2u * aligned(rows * p->v_dim * sizeof(float)) +
+           (p->is_float ? aligned(sim_float_scratch_bytes(p->k_dim, p->v_dim, p->block_rows)) : 0);
 }
 
 static uint32_t chunks_of(uint32_t tokens)
@@ -133,7 +138,7 @@ static plan make_plan(const nbl_kv_shape *shape, uint32_t q_heads, uint64_t q_to
     p.split = p.chunks > 1u && p.rows <= SPLIT_BYTES_MAX / row_bytes;
     p.states_bytes = p.chunks <= 1u ? 0 : p.split ? aligned(p.rows * row_bytes) : SPLIT_BYTES_MAX;
     p.codes_at = aligned(p.rows * sizeof(query));
-    p.states_at = p.codes_at + aligned(p.rows * p.k_dim);
+    p.states_at = p.codes_at + aligned(p.rows * p.k_dim * sizeof(uint16_t)); /* the pool may turn out to be float */
     p.scratch_bytes = scratch_bytes(&p);
     p.bytes = p.states_at + p.states_bytes;
     return p;
@@ -163,7 +168,8 @@ nbl_status sim_workspace_size(nbl_device *device, const nbl_op_desc *op, uint64_
 
 uint64_t sim_attend_scratch_bytes(void)
 {
-    plan largest = {.k_dim = NBL_DIM_PADDED_MAX, .v_dim = NBL_V_DIM_MAX, .block_rows = SIM_ROWS_MAX};
+    plan largest = {
+        .k_dim = NBL_DIM_PADDED_MAX, .v_dim = NBL_V_DIM_MAX, .block_rows = SIM_ROWS_MAX, .is_float = 1};
     return scratch_bytes(&largest);
 }
 
@@ -190,6 +196,9 @@ static scratch *scratch_of(const call *c, uint32_t thread)
     s->p = carve(&at, (uint64_t)p->block_rows * SIM_TILE);
     s->o = carve(&at, (uint64_t)p->block_rows * p->v_dim * sizeof(float));
     s->total_o = carve(&at, (uint64_t)p->block_rows * p->v_dim * sizeof(float));
+    if (p->is_float) {
+        sim_float_scratch_init(&s->fp, at, p->k_dim, p->v_dim, p->block_rows);
+    }
     return s;
 }
 
@@ -223,6 +232,21 @@ static float center_offset(const call *c, uint32_t sequence, uint32_t kv_head, c
     return (float)dot * nbl_pow2(nbl_e8m0_decode_slot(*center.exponent)) * scale;
 }
 
+/* The float core's query, x being the transformed row (NUM 6.2, 6.6). */
+static void prepare_float_query(const call *c, uint64_t index, uint32_t sequence, uint32_t kv_head, const float *x)
+{
+    uint16_t *halves = (uint16_t *)(void *)c->codes + index * c->plan.k_dim;
+    query *out = &c->queries[index];
+    sim_float_query(&c->fp, x, c->shape->k_dim, halves, c->plan.k_dim);
+    out->scale = c->c * nbl_pow2(-nbl_log2_of(c->shape->k_hadamard));
+    out->offset = 0.0f;
+    if ((c->shape->centering & NBL_CENTERING_MEAN) != 0 && c->args->kv_len[sequence] != 0) {
+        sim_center center = sim_center_at(&c->args->centers, c->shape, sequence, kv_head);
+        float unit = nbl_pow2(nbl_e8m0_decode_slot(*center.exponent));
+        out->offset = sim_float_center_dot(&c->fp, halves, center.codes, c->shape->k_dim) * unit * out->scale;
+    }
+}
+
 static void prepare_query(const call *c, uint64_t index)
 {
     const nbl_tensor *q = &c->args->q;
@@ -240,7 +264,11 @@ static void prepare_query(const call *c, uint64_t index)
         nbl_shift_down(x, dim, sim_center_at(&c->args->centers, c->shape, sequence, head / c->group_rows).shifts);
     }
     nbl_hadamard(x, dim, c->shape->k_hadamard);
-    int8_t *codes = c->codes + index * c->plan.k_dim;
+    if (c->plan.is_float) {
+        prepare_float_query(c, index, sequence, head / c->group_rows, x);
+        return;
+    }
+    int8_t *codes = (int8_t *)c->codes + index * c->plan.k_dim;
     int32_t exponent = quantize_query(x, dim, c->args->q_format, codes, c->plan.k_dim);
     query *out = &c->queries[index];
     out->scale = c->c * nbl_pow2(exponent - nbl_log2_of(c->shape->k_hadamard));
@@ -392,7 +420,8 @@ static int row_softmax(item *it, uint32_t index, int64_t start, const uint64_t v
         soft_cap(x, s->tile.groups * SIM_GROUP, view.scale);
         view.scale = c->cap;
     }
-    sim_softmax result = c->device->isa->softmax(&view, r->base, !r->has_base, p);
+    sim_softmax result = c->plan.is_float ? sim_float_softmax(&c->fp, &s->fp, index, &view, r->base, !r->has_base)
+                                          : c->device->isa->softmax(&view, r->base, !r->has_base, p);
     if (result.rescale != 1.0f) {
         r->sum *= result.rescale;
         scale_floats(o, c->plan.v_dim, result.rescale);
@@ -413,8 +442,30 @@ static void collect_queries(item *it)
     const call *c = it->call;
     for (uint32_t i = 0; i < it->rows; ++i) {
         uint64_t index = it->row[i].index;
+        if (c->plan.is_float) {
+            const uint16_t *halves = (const uint16_t *)(const void *)c->codes + index * c->plan.k_dim;
+            sim_float_set_query(&c->fp, &it->scratch->fp, i, halves, c->plan.k_dim);
+            continue;
+        }
         memcpy(it->scratch->q + (uint64_t)i * c->plan.k_dim, c->codes + index * c->plan.k_dim, c->plan.k_dim);
         it->scratch->bias[i] = c->queries[index].bias;
+    }
+}
+
+/* A tile in the float core, for the rows that see some of it. */
+static void item_float_tile(item *it, uint32_t index, uint64_t (*visible)[2])
+{
+    const call *c = it->call;
+    scratch *s = it->scratch;
+    float b;
+    sim_float_load_k(&c->fp, &s->fp, &it->source, index, &s->tile);
+    sim_float_load_v(&c->fp, &s->fp, &it->source, index, &s->tile);
+    for (uint32_t i = 0; i < it->rows; ++i) {
+        if ((visible[i][0] | visible[i][1]) != 0) {
+            sim_float_dot_qk(&c->fp, &s->fp, &s->tile, i, s->x + (uint64_t)i * SIM_TILE);
+            row_softmax(it, i, (int64_t)index * SIM_TILE, visible[i], NULL, &b);
+            sim_float_dot_pv(&c->fp, &s->fp, &s->tile, i, s->o + (uint64_t)i * c->plan.v_dim);
+        }
     }
 }
 
@@ -429,6 +480,10 @@ static void item_tile(item *it, uint32_t index)
         any |= visible_in_tile(it, &it->row[i], start, visible[i]);
     }
     if (!any) {
+        return;
+    }
+    if (c->plan.is_float) {
+        item_float_tile(it, index, visible);
         return;
     }
     float *o[SIM_ROWS_MAX];
@@ -502,12 +557,18 @@ static void item_chunk(item *it, uint32_t n)
         it->row[i].sum = 0.0f;
     }
     memset(s->o, 0, (uint64_t)it->rows * c->plan.v_dim * sizeof *s->o);
+    if (c->plan.is_float) {
+        sim_float_start(&s->fp, it->rows);
+    }
     for (uint32_t t = 0; t < CHUNK_TILES; ++t) {
         item_tile(it, first_tile + t);
     }
     for (uint32_t i = 0; i < it->rows; ++i) {
         row *r = &it->row[i];
         float *o = s->o + (uint64_t)i * c->plan.v_dim;
+        if (c->plan.is_float) {
+            r->sum = sim_float_finish(&s->fp, i, o, c->plan.v_dim);
+        }
         nbl_state_head head = finish_chunk(c, r, o);
         if (c->args->state_head.data != NULL) {
             write_state(c, n, r, &head, o);
@@ -721,6 +782,11 @@ nbl_status sim_attend(nbl_device *device, const nbl_attend_args *args, nbl_error
     call c = {.device = device, .args = args, .shape = args->pool->shape};
     c.plan = make_plan(c.shape, args->q_heads, args->q.shape[0], args->q_len_max, args->kv_len_max);
     c.plan.blocks = blocks_of(args);
+    if (nbl_layout_pool_is_float(args->pool)) {
+        c.plan.is_float = 1;
+        c.plan.scratch_bytes = scratch_bytes(&c.plan);
+        c.fp = sim_float_call_of(args->pool, device->profile, device->isa->name);
+    }
     if (args->workspace_bytes < c.plan.bytes) {
         return sim_fail(err, NBL_E_NO_MEMORY, "sim: workspace_bytes is %llu (needed: %llu)",
                         (unsigned long long)args->workspace_bytes, (unsigned long long)c.plan.bytes);
@@ -728,7 +794,7 @@ nbl_status sim_attend(nbl_device *device, const nbl_attend_args *args, nbl_error
     restrict_plan(&c.plan, args->range_begin, args->range_end);
     uint8_t *workspace = args->workspace;
     c.queries = (query *)(void *)workspace;
-    c.codes = (int8_t *)(workspace + c.plan.codes_at);
+    c.codes = workspace + c.plan.codes_at;
     c.states = (float *)(void *)(workspace + c.plan.states_at);
     c.group_rows = args->q_heads / c.shape->kv_heads;
     for (uint32_t i = 0; i < args->pool->region_count; ++i) {

@@ -131,13 +131,9 @@ static void transcode_part(const sim_part *src, const sim_part *dst, uint32_t ru
 {
     for (uint32_t t = 0; t < tokens; ++t) {
         nbl_vector v;
-        int8_t codes[NBL_DIM_PADDED_MAX];
         float x[NBL_DIM_PADDED_MAX];
         sim_part_load(src, t, &v);
-        float unit = nbl_pow2(nbl_vector_canonical(&v, codes));
-        for (uint32_t d = 0; d < src->dim; ++d) {
-            x[d] = (float)codes[d] * unit;
-        }
+        nbl_vector_values(&v, x);
         nbl_vector_quantize(x, dst->dim, dst->format, rule, &v, stats);
         sim_part_store(dst, t, &v);
     }

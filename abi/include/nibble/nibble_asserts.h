@@ -304,13 +304,14 @@ NBL_ASSERT_FIELD(nbl_caps, graph_capture, 60);
 NBL_ASSERT_FIELD(nbl_caps, device_name, 64);
 NBL_ASSERT_FIELD(nbl_caps, isa, 128);
 
-NBL_ASSERT_SIZE(nbl_device_options);
+NBL_STATIC_ASSERT(sizeof(nbl_device_options) == 40u, "size of nbl_device_options, which has grown");
 NBL_ASSERT_FIELD(nbl_device_options, struct_size, 0);
 NBL_ASSERT_FIELD(nbl_device_options, flags, 4);
 NBL_ASSERT_FIELD(nbl_device_options, next, 8);
 NBL_ASSERT_FIELD(nbl_device_options, ordinal, 16);
 NBL_ASSERT_FIELD(nbl_device_options, threads, 20);
 NBL_ASSERT_FIELD(nbl_device_options, isa, 24);
+NBL_ASSERT_FIELD(nbl_device_options, profile, 32);
 
 NBL_ASSERT_SIZE(nbl_load_attempt);
 NBL_ASSERT_FIELD(nbl_load_attempt, struct_size, 0);
@@ -350,7 +351,7 @@ NBL_ASSERT_FIELD(nbl_recipe, k_hadamard, 28);
 NBL_ASSERT_FIELD(nbl_recipe, v_hadamard, 32);
 NBL_ASSERT_FIELD(nbl_recipe, centering, 36);
 NBL_ASSERT_FIELD(nbl_recipe, sink_tokens, 40);
-NBL_ASSERT_FIELD(nbl_recipe, reserved, 44);
+NBL_ASSERT_FIELD(nbl_recipe, scale_rule, 44);
 NBL_ASSERT_FIELD(nbl_recipe, name, 48);
 
 NBL_ASSERT_SIZE(nbl_cache_config);

@@ -1,0 +1,6 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/** @file float_scalar.c  The float core's loop of this instruction set. */
+#include "float_isa.h"
+
+#define SIM_FLOAT_DOT sim_float_dot_scalar
+#include "float_loop.h"
