@@ -230,7 +230,7 @@ NBL_FN uint32_t nbl_mma_round_f16(int64_t sum, int32_t unit)
         field += half != 0 && (rest > half || (rest == half && (field & 1u)));
     }
     uint32_t bits = (uint32_t)field + (top >= -14 ? (uint32_t)(top + 14) << 10 : 0);
-    return sign | (bits < 0x7c00u ? bits : 0x7c00u);
+    return bits == 0 ? 0 : sign | (bits < 0x7c00u ? bits : 0x7c00u); /* what rounds to zero is +0: seen on an H200 */
 }
 
 /** Result of a finite step whose sum is zero: -0 only where every term was -0. */

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #define SWEEP_CASES 75u
-#define FORMATS 4u
+#define FORMATS 8u
 #define COUNT(list) ((uint32_t)(sizeof(list) / sizeof(list)[0]))
 
 static void sweep(uint64_t first_seed)
