@@ -37,9 +37,9 @@ nbl_status nbl_env_read(const nbl_env **out_env, nbl_error *err);
 
 /** What the variables other than the two that choose a backend say. */
 typedef struct nbl_env_settings {
-    uint32_t log_level;   /**< enum nbl_log_level */
-    uint32_t sim_threads; /**< 0: not set */
-    const char *sim_isa;  /**< NULL: not set */
+    uint32_t log_level;      /**< enum nbl_log_level */
+    uint32_t sim_threads;    /**< 0: not set */
+    const char *sim_isa;     /**< NULL: not set */
     const char *sim_profile; /**< NULL: not set */
 } nbl_env_settings;
 

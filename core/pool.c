@@ -32,10 +32,10 @@ nbl_status nbl_shape_check(const nbl_kv_shape *shape, const char *prefix, nbl_er
     NBL_TRY(nbl_value_check(prefix, "page_tokens", shape->page_tokens, 1, NBL_PAGE_TOKENS_MAX, err));
     NBL_TRY(nbl_hadamard_check(prefix, "k_hadamard", shape->k_hadamard, shape->k_dim, err));
     NBL_TRY(nbl_hadamard_check(prefix, "v_hadamard", shape->v_hadamard, shape->v_dim, err));
-    NBL_TRY(nbl_value_check(prefix, "k_scale_rule", shape->k_scale_rule, NBL_RULE_DEFAULT,
-                            NBL_RULE_FOUR_OVER_SIX, err));
-    NBL_TRY(nbl_value_check(prefix, "v_scale_rule", shape->v_scale_rule, NBL_RULE_DEFAULT,
-                            NBL_RULE_FOUR_OVER_SIX, err));
+    NBL_TRY(
+        nbl_value_check(prefix, "k_scale_rule", shape->k_scale_rule, NBL_RULE_DEFAULT, NBL_RULE_FOUR_OVER_SIX, err));
+    NBL_TRY(
+        nbl_value_check(prefix, "v_scale_rule", shape->v_scale_rule, NBL_RULE_DEFAULT, NBL_RULE_FOUR_OVER_SIX, err));
     return nbl_value_check(prefix, "centering", shape->centering, 0, NBL_CENTERING_ALL, err);
 }
 

@@ -6,8 +6,8 @@
 #include "float.h"
 
 #include "exp2grid.h"
-#include "floatgrid.h"
 #include "float_format.h"
+#include "floatgrid.h"
 #include "page.h"
 
 static uint64_t aligned(uint64_t bytes)

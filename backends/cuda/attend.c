@@ -19,6 +19,12 @@ nbl_status cuda_supports(nbl_device *device, const nbl_op_desc *op, nbl_error *e
     if (op->op < NBL_OP_APPEND || op->op > NBL_OP_MERGE) {
         return cuda_fail(err, NBL_E_UNSUPPORTED, "cuda: op %u is unknown", op->op);
     }
+    const uint32_t formats[] = {op->k_format, op->v_format, op->dst_k_format, op->dst_v_format};
+    for (uint32_t i = 0; op->op != NBL_OP_MERGE && i < sizeof formats / sizeof formats[0]; ++i) {
+        if (nbl_layout_is_float(formats[i])) {
+            return cuda_fail(err, NBL_E_UNSUPPORTED, CUDA_NO_FLOAT, formats[i]);
+        }
+    }
     if (op->features & ~NBL_FEATURES_ALL) {
         return cuda_fail(err, NBL_E_UNSUPPORTED, "cuda: features 0x%x are unknown", op->features & ~NBL_FEATURES_ALL);
     }

@@ -83,7 +83,8 @@ static nbl_status name_parse(const word *name, nbl_recipe *r, nbl_error *err)
             return NBL_OK;
         }
     }
-    return NBL_REFUSE(err, NBL_E_NOT_FOUND, "recipe \"%.*s\" is unknown (known: qk4v8, mxkv4, kv4, k4v8, kv8, bf16, fp16, "
+    return NBL_REFUSE(err, NBL_E_NOT_FOUND,
+                      "recipe \"%.*s\" is unknown (known: qk4v8, mxkv4, kv4, k4v8, kv8, bf16, fp16, "
                       "fp8, nvfp4, nvfp4_4over6)",
                       (int)name->bytes, name->text);
 }

@@ -160,7 +160,7 @@ static int make_pool(bench_case *c, nbl_fault *fault)
                              .scale_page_stride = c->layout.scale_page_bytes,
                              .scale_layer_stride = c->layout.scale_page_bytes * pages};
     int code = nbl_session_alloc(c->session, c->region.code_layer_stride * c->shape.layers, &c->codes, fault);
-    if (code == NBL_EXIT_OK)
+    if (code == NBL_EXIT_OK && c->region.scale_layer_stride > 0)
         code = nbl_session_alloc(c->session, c->region.scale_layer_stride * c->shape.layers, &c->scales, fault);
     c->region.codes = c->codes;
     c->region.scales = c->scales;

@@ -9,8 +9,8 @@
 #include "convert.h"
 #include "exp2grid.h"
 
-#define NBL_FLOAT_GRID 24576.0f        /**< 1.5 * 2^14: a float of this size has steps of 1/512 */
-#define NBL_FLOAT_REBASE 8.0f          /**< largest u: 2^8 still leaves fp16 room for sums in binary32 */
+#define NBL_FLOAT_GRID 24576.0f            /**< 1.5 * 2^14: a float of this size has steps of 1/512 */
+#define NBL_FLOAT_REBASE 8.0f              /**< largest u: 2^8 still leaves fp16 room for sums in binary32 */
 #define NBL_FLOAT_WEIGHT_MIN_FP16 (-24.0f) /**< below it an fp16 weight is 0; bf16: NBL_WEIGHT_MIN */
 
 /** Bits of P = RNE(2^u) for u = t - GRID on the grid, u <= 8 (NUM 6.4). Any exp2 with a relative error below 2^-21.2

@@ -137,7 +137,7 @@ NBL_FN uint32_t nbl_layout_group_width(uint32_t page_tokens, uint32_t token, uin
     return left < group_tokens ? left : group_tokens;
 }
 
-/** First byte of a 16-bit element of a token, K and V alike (F3): units of 8 elements of a token, tokens side by side. */
+/** First byte of a 16-bit element, K and V alike (F3): units of 8 elements of a token, tokens side by side. */
 NBL_FN uint64_t nbl_layout_half_byte(uint32_t dim, uint32_t page_tokens, uint32_t token, uint32_t d)
 {
     const uint32_t width = nbl_layout_group_width(page_tokens, token, NBL_LAYOUT_K_GROUP_TOKENS);

@@ -36,18 +36,18 @@ enum nbl_mma_rounding {
 
 /** Arithmetic of one fused step. */
 typedef struct nbl_mma_model {
-    uint32_t terms;         /**< L */
-    int32_t fraction_bits;  /**< F */
-    uint32_t rounding;      /**< enum nbl_mma_rounding */
-    int32_t zero_exponent;  /**< exponent of a zero product and of a zero accumulator */
+    uint32_t terms;        /**< L */
+    int32_t fraction_bits; /**< F */
+    uint32_t rounding;     /**< enum nbl_mma_rounding */
+    int32_t zero_exponent; /**< exponent of a zero product and of a zero accumulator */
 } nbl_mma_model;
 
-#define NBL_MMA_NAN 0x7fffffffu    /**< the one NaN that comes out */
-#define NBL_MMA_TERMS_MAX 32u      /**< of any model */
-#define NBL_MMA_GROUP_TERMS 16u    /**< products of a scaled group (NUM 6.3) */
-#define NBL_MMA_GROUPS 4u          /**< groups of a fused step of 64 */
-#define NBL_MMA_GROUP_F 35         /**< fraction bits of that step */
-#define NBL_MMA_GROUP_ZERO (-139)  /**< its zero exponent */
+#define NBL_MMA_NAN 0x7fffffffu   /**< the one NaN that comes out */
+#define NBL_MMA_TERMS_MAX 32u     /**< of any model */
+#define NBL_MMA_GROUP_TERMS 16u   /**< products of a scaled group (NUM 6.3) */
+#define NBL_MMA_GROUPS 4u         /**< groups of a fused step of 64 */
+#define NBL_MMA_GROUP_F 35        /**< fraction bits of that step */
+#define NBL_MMA_GROUP_ZERO (-139) /**< its zero exponent */
 
 /** X(name, fp16 and bf16 terms, F, zero exponent): the table of NUM 6.2 for accumulation in binary32. */
 #define NBL_MMA_PROFILE_TABLE(X) \
@@ -127,8 +127,8 @@ NBL_FN nbl_mma_operand nbl_mma_take_apart(uint32_t bits, uint32_t exponent_bits,
     x.significand = x.is_negative ? -magnitude : magnitude;
     x.exponent = (exponent != 0 ? (int32_t)exponent : 1) - bias;
     x.is_infinite = specials == 2u && exponent == exponent_max && fraction == 0;
-    x.is_nan = exponent == exponent_max && ((specials == 2u && fraction != 0) ||
-                                            (specials == 1u && fraction == (1u << fraction_bits) - 1u));
+    x.is_nan = exponent == exponent_max &&
+               ((specials == 2u && fraction != 0) || (specials == 1u && fraction == (1u << fraction_bits) - 1u));
     return x;
 }
 
@@ -285,8 +285,9 @@ NBL_FN uint32_t nbl_mma_step_scaled(const nbl_mma_model *model, uint32_t type_a,
         return nbl_mma_zero(all_negative_zero, model->rounding);
     }
     int32_t unit = most - model->fraction_bits;
-    return model->rounding == NBL_MMA_RNE_F16 ? nbl_mma_round_f16(sum, unit)
-                                              : nbl_mma_round_rz(sum, unit, model->rounding == NBL_MMA_RZ_F32 ? 24 : 14);
+    return model->rounding == NBL_MMA_RNE_F16
+               ? nbl_mma_round_f16(sum, unit)
+               : nbl_mma_round_rz(sum, unit, model->rounding == NBL_MMA_RZ_F32 ? 24 : 14);
 }
 
 /** A dot product of any length: fused steps in increasing k, each starting from the one before (NUM 6.2). */

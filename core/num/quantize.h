@@ -221,7 +221,8 @@ NBL_FN int nbl_vector_is_zero(const nbl_vector *v)
     return 1;
 }
 
-/** Quantizes dim binary32 elements (sanitized, transformed) into a format (NUM 3.2 to 3.5, 6.1) and counts (NUM 3.3). */
+/** Quantizes dim binary32 elements (sanitized, transformed) into a format (NUM 3.2 to 3.5,
+ * 6.1) and counts (NUM 3.3). */
 NBL_FN void nbl_vector_quantize(const float *x, uint32_t dim, uint32_t format, uint32_t rule, nbl_vector *v,
                                 nbl_quant_stats *stats)
 {

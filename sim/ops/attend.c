@@ -168,8 +168,7 @@ nbl_status sim_workspace_size(nbl_device *device, const nbl_op_desc *op, uint64_
 
 uint64_t sim_attend_scratch_bytes(void)
 {
-    plan largest = {
-        .k_dim = NBL_DIM_PADDED_MAX, .v_dim = NBL_V_DIM_MAX, .block_rows = SIM_ROWS_MAX, .is_float = 1};
+    plan largest = {.k_dim = NBL_DIM_PADDED_MAX, .v_dim = NBL_V_DIM_MAX, .block_rows = SIM_ROWS_MAX, .is_float = 1};
     return scratch_bytes(&largest);
 }
 

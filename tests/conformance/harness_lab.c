@@ -102,8 +102,8 @@ static void load(lab *l)
 /* The profile whose bits the float core of a device has: its own of a GPU, the one in its name of the simulator. */
 static void use_profile(const nbl_caps *caps)
 {
-    static const char *const families[][2] = {{"sm_8", "sm_80"}, {"sm_9", "sm_90"}, {"sm_10", "sm_100"},
-                                              {"sm_12", "sm_120"}};
+    static const char *const families[][2] = {
+        {"sm_8", "sm_80"}, {"sm_9", "sm_90"}, {"sm_10", "sm_100"}, {"sm_12", "sm_120"}};
     const char *named = strstr(caps->device_name, "float core as ");
     char profile[16] = "";
     if (named != NULL)

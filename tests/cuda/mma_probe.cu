@@ -18,7 +18,8 @@
 #define K_BYTES 32
 #define ROWS_MAX 64
 
-namespace {
+namespace
+{
 
 /* One tile: A is rows x 32 bytes, B is 8 x 32 bytes, C and D are rows x 8 words. */
 struct tile {
@@ -53,12 +54,18 @@ struct form_info {
 };
 
 const form_info forms[FORMS] = {
-    {"mma.sync bf16 -> f32", 16, NBL_MMA_BF16, 2},  {"mma.sync f16 -> f32", 16, NBL_MMA_F16, 2},
-    {"mma.sync f16 -> f16", 16, NBL_MMA_F16, 2},    {"mma.sync e4m3 -> f32", 16, NBL_MMA_E4M3, 1},
-    {"mma.sync e5m2 -> f32", 16, NBL_MMA_E5M2, 1},  {"mma.sync s8 -> s32", 16, 0, 1},
-    {"mma.sync u8 s8 -> s32", 16, 0, 1},            {"wgmma bf16 -> f32", 64, NBL_MMA_BF16, 2},
-    {"wgmma f16 -> f32", 64, NBL_MMA_F16, 2},       {"wgmma f16 -> f16", 64, NBL_MMA_F16, 2},
-    {"wgmma e4m3 -> f32", 64, NBL_MMA_E4M3, 1},     {"wgmma e5m2 -> f32", 64, NBL_MMA_E5M2, 1},
+    {"mma.sync bf16 -> f32", 16, NBL_MMA_BF16, 2},
+    {"mma.sync f16 -> f32", 16, NBL_MMA_F16, 2},
+    {"mma.sync f16 -> f16", 16, NBL_MMA_F16, 2},
+    {"mma.sync e4m3 -> f32", 16, NBL_MMA_E4M3, 1},
+    {"mma.sync e5m2 -> f32", 16, NBL_MMA_E5M2, 1},
+    {"mma.sync s8 -> s32", 16, 0, 1},
+    {"mma.sync u8 s8 -> s32", 16, 0, 1},
+    {"wgmma bf16 -> f32", 64, NBL_MMA_BF16, 2},
+    {"wgmma f16 -> f32", 64, NBL_MMA_F16, 2},
+    {"wgmma f16 -> f16", 64, NBL_MMA_F16, 2},
+    {"wgmma e4m3 -> f32", 64, NBL_MMA_E4M3, 1},
+    {"wgmma e5m2 -> f32", 64, NBL_MMA_E5M2, 1},
     {"wgmma s8 -> s32", 64, 0, 1},
 };
 
@@ -79,9 +86,9 @@ bool is_f16_accumulator(int form)
 
 /* ------------------------------------------------------------------------------------------------ device */
 
-#define MMA(shape, kinds, constraint)                                                                        \
+#define MMA(shape, kinds, constraint)                                                                                 \
     asm volatile("mma.sync.aligned." shape ".row.col." kinds " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
-                 : constraint(d[0]), constraint(d[1]), constraint(d[2]), constraint(d[3])                    \
+                 : constraint(d[0]), constraint(d[1]), constraint(d[2]), constraint(d[3])                             \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
 
 template <int FORM> __device__ void mma_words(uint32_t (&word)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])
@@ -144,17 +151,17 @@ __device__ uint64_t descriptor(const void *at)
     return (address >> 4 & 0x3fff) | (uint64_t)(128 >> 4) << 16 | (uint64_t)(256 >> 4) << 32;
 }
 
-#define WGMMA(shape, kinds, constraint, tail)                                                                    \
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0;\n"                                                        \
-                 "wgmma.mma_async.sync.aligned." shape "." kinds " {%0,%1,%2,%3}, %4, %5, p" tail "; }"          \
-                 : constraint(d[0]), constraint(d[1]), constraint(d[2]), constraint(d[3])                        \
+#define WGMMA(shape, kinds, constraint, tail)                                                           \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0;\n"                                               \
+                 "wgmma.mma_async.sync.aligned." shape "." kinds " {%0,%1,%2,%3}, %4, %5, p" tail "; }" \
+                 : constraint(d[0]), constraint(d[1]), constraint(d[2]), constraint(d[3])               \
                  : "l"(da), "l"(db))
 
 template <int FORM> __device__ void wgmma_words(uint32_t (&word)[4], uint64_t da, uint64_t db)
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
     if constexpr (FORM == WGMMA_S8) {
-        uint32_t (&d)[4] = word;
+        uint32_t(&d)[4] = word;
         WGMMA("m64n8k32", "s32.s8.s8", "+r", "");
         asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
     } else if constexpr (FORM == WGMMA_F16_F16) {
