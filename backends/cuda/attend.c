@@ -19,12 +19,6 @@ nbl_status cuda_supports(nbl_device *device, const nbl_op_desc *op, nbl_error *e
     if (op->op < NBL_OP_APPEND || op->op > NBL_OP_MERGE) {
         return cuda_fail(err, NBL_E_UNSUPPORTED, "cuda: op %u is unknown", op->op);
     }
-    const uint32_t formats[] = {op->k_format, op->v_format, op->dst_k_format, op->dst_v_format};
-    for (uint32_t i = 0; op->op != NBL_OP_MERGE && i < sizeof formats / sizeof formats[0]; ++i) {
-        if (nbl_layout_is_float(formats[i])) {
-            return cuda_fail(err, NBL_E_UNSUPPORTED, CUDA_NO_FLOAT, formats[i]);
-        }
-    }
     if (op->features & ~NBL_FEATURES_ALL) {
         return cuda_fail(err, NBL_E_UNSUPPORTED, "cuda: features 0x%x are unknown", op->features & ~NBL_FEATURES_ALL);
     }
@@ -155,6 +149,9 @@ static attend_params params_of(const nbl_device *device, const nbl_attend_args *
     p.status = device->status_device;
     p.processors = device->processors;
     p.capability = device->capability;
+    p.is_float = (uint32_t)nbl_layout_pool_is_float(args->pool);
+    p.k_fp16 = args->pool->regions[0].k_format == NBL_FORMAT_FP16;
+    p.v_fp16 = args->pool->regions[0].v_format == NBL_FORMAT_FP16;
     return p;
 }
 
@@ -192,6 +189,9 @@ static nbl_status check_args(const nbl_device *device, const nbl_attend_args *ar
 
 static cudaError_t launch_kernel(const attend_params *p, cudaStream_t stream)
 {
+    if (p->is_float) {
+        return nbl_cuda_attend_float(p, stream);
+    }
     return nbl_cuda_decode_supports(p) ? nbl_cuda_attend_decode(p, stream) : nbl_cuda_attend_generic(p, stream);
 }
 

@@ -143,7 +143,7 @@ typedef struct attend_params {
     /* workspace, written by prepare */
     cuda_sequence *sequences; /**< [B] */
     cuda_query *queries;      /**< [Tq * Hq] */
-    int8_t *codes;            /**< [Tq * Hq, k_dim_padded], padding is 0 */
+    int8_t *codes;            /**< [Tq * Hq, k_dim_padded], padding is 0; of uint16_t in the float core */
     /* workspace, split calls: state of row r after the n-th chunk at states + (r * chunks + n) * state_floats:
      * {M, L, offset, 0}, O[0..v_dim_padded-1]. Written for every live chunk of every row of a good sequence, the empty
      * state {-inf, 0, offset, 0}, O = 0 included. Elements of O from v_dim on must be finite. */
@@ -154,6 +154,11 @@ typedef struct attend_params {
     uint32_t processors; /**< multiprocessors */
     uint32_t capability; /**< 10 * major + minor of the compute capability */
     uint32_t layer;
+
+    /* the float core (NUM 6): queries are halves, in `codes` */
+    uint32_t is_float;
+    uint32_t k_fp16; /**< 1: Q and K are fp16, 0: bf16 */
+    uint32_t v_fp16; /**< the same of P and V */
     uint32_t reserved;
 } attend_params;
 
@@ -165,6 +170,9 @@ cudaError_t nbl_cuda_attend_prepare(const attend_params *p, cudaStream_t stream)
 
 /** Any valid call (NUM 5); split or not. */
 cudaError_t nbl_cuda_attend_generic(const attend_params *p, cudaStream_t stream);
+
+/** Any valid call of the float core (NUM 6); split or not. */
+cudaError_t nbl_cuda_attend_float(const attend_params *p, cudaStream_t stream);
 
 /** Second half of a split call, and the empty states past the last chunk of any call. */
 cudaError_t nbl_cuda_attend_fold(const attend_params *p, cudaStream_t stream);

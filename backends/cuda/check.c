@@ -52,12 +52,6 @@ nbl_status cuda_check_memory(const nbl_device *device, const char *name, const v
 
 nbl_status cuda_check_pool(const nbl_device *device, const char *name, const nbl_pool *pool, nbl_error *err)
 {
-    for (uint32_t i = 0; i < pool->region_count; ++i) {
-        const uint32_t k = pool->regions[i].k_format, v = pool->regions[i].v_format;
-        if (nbl_layout_is_float(k) || nbl_layout_is_float(v)) {
-            return cuda_fail(err, NBL_E_UNSUPPORTED, CUDA_NO_FLOAT, nbl_layout_is_float(k) ? k : v);
-        }
-    }
     nbl_status status = cuda_check_memory(device, name, pool->regions[0].codes, err);
     return status == NBL_OK ? cuda_check_memory(device, name, pool->regions[0].scales, err) : status;
 }

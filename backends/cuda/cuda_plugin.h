@@ -15,9 +15,6 @@
 #include <cuda_runtime_api.h>
 #include <nibble/nibble_backend.h>
 
-/** Why a format number is refused. */
-#define CUDA_NO_FLOAT "cuda: format %u belongs to the float core, which this backend does not have (sim does)"
-
 /** An open device. */
 struct nbl_device {
     int32_t ordinal;

@@ -5,8 +5,8 @@
  *
  * usage: mma-probe [MILLIONS]   dot products per form, in millions (default 2)
  *
- * Four kinds of data, by tile: any bits at all; exponents close together, where truncation shows; close together with
- * an accumulator that nearly cancels; the smallest exponents. Exit status 1 if any result differs.
+ * Five kinds of data, by tile: any bits at all; exponents close together, where truncation shows, two of them; the
+ * smallest exponents; products that hardly reach or just miss the accumulator's smallest numbers. Exit status 1 if any result differs.
  */
 #include "mma_model.h"
 
@@ -268,6 +268,8 @@ uint32_t random_element(uint32_t type, uint32_t kind)
         return (uint32_t)random_bits() & ((1u << (e + f + 1u)) - 1u);
     if (kind == 3)
         return random_float(e, f, 0, e == 8 ? middle : 4);
+    if (kind == 4 && e == 8)
+        return random_float(e, f, 46, 16); /* products around 2^-149 */
     return random_bits() % 16u == 0 ? 0u : random_float(e, f, e == 8 ? middle - 6u : middle - 3u, e == 8 ? 12 : 6);
 }
 
@@ -281,6 +283,8 @@ uint32_t random_accumulator(bool is_f16, uint32_t kind)
         return (uint32_t)random_bits();
     if (kind == 3)
         return random_bits() % 4u == 0 ? 0u : random_float(8, 23, 0, 24);
+    if (kind == 4)
+        return random_bits() % 2u == 0 ? 0u : random_float(8, 23, 0, 3) & 0x80ffffffu >> random_bits() % 24u;
     return random_bits() % 8u == 0 ? 0u : random_float(8, 23, 110, 34);
 }
 
@@ -343,7 +347,7 @@ uint64_t compare(const std::vector<tile> &tiles, int form, uint32_t profile)
             if (want == t.d[at])
                 continue;
             if (wrong++ < 4) {
-                printf("  kind %zu: c %08x, hardware %08x, model %08x, a:", i % 4u, t.c[at], t.d[at], want);
+                printf("  kind %zu: c %08x, hardware %08x, model %08x, a:", i % 5u, t.c[at], t.d[at], want);
                 for (uint32_t k = 0; k < K_BYTES; k++)
                     printf("%s%02x", k % 4u == 0 ? " " : "", a[k]);
                 printf(" b:");
@@ -418,7 +422,7 @@ int main(int argc, char **argv)
         uint32_t count = (uint32_t)(millions * 1e6 / (forms[form].rows * COLUMNS));
         std::vector<tile> tiles(count);
         for (uint32_t i = 0; i < count; i++)
-            fill(&tiles[i], form, i % 4u);
+            fill(&tiles[i], form, i % 5u);
         tile *memory;
         if (cudaError_t error = cudaMalloc(&memory, count * sizeof *memory))
             return fail("memory", error);

@@ -5,6 +5,7 @@
 #include "world.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -17,6 +18,7 @@ static const uint32_t dims[] = {16, 24, 64, 64, 72, 80, 96, 128, 128, 128, 128, 
 static const uint32_t page_sizes[] = {1, 3, 5, 8, 16, 16, 30, 32, 33, 64, 64, 128, 128, 256};
 static const uint32_t groups[] = {1, 2, 3, 4, 4, 5, 7, 8, 8, 16};
 static const uint32_t formats[] = {NBL_INT8, NBL_MXFP4, NBL_MXFP4_16, NBL_INT4P};
+static const uint32_t float_formats[] = {NBL_FORMAT_BF16, NBL_FP8_E4M3, NBL_NVFP4, NBL_FORMAT_BF16, NBL_INT8, NBL_INT4P};
 static const uint32_t dtypes[] = {NBL_F32, NBL_F16, NBL_BF16, NBL_BF16};
 
 /* A problem and its arrays. */
@@ -81,8 +83,8 @@ static void random_shape(trial *t)
     t->shape.page_tokens = world_choice(w, page_sizes, COUNT(page_sizes));
     t->shape.k_hadamard = random_hadamard(w, t->shape.k_dim);
     t->shape.v_hadamard = random_hadamard(w, t->shape.v_dim);
-    t->shape.k_scale_rule = world_below(w, 5);
-    t->shape.v_scale_rule = world_below(w, 5);
+    t->shape.k_scale_rule = world_below(w, 6);
+    t->shape.v_scale_rule = world_below(w, 6);
     t->shape.centering = world_below(w, NBL_CENTERING_ALL + 1u);
     t->layer = world_below(w, t->shape.layers);
     t->q_heads = t->shape.kv_heads * world_choice(w, groups, COUNT(groups));
@@ -124,9 +126,20 @@ static void describe(trial *t, uint32_t number)
 
 /* ------------------------------------------------------------------------------------------------ arrays */
 
+/* A format of one side: of the integer core, or of a pool that the float core serves; fp16 is in all regions or none. */
+static uint32_t random_format(world *w, bool is_float, bool is_fp16)
+{
+    if (is_fp16) {
+        return NBL_FORMAT_FP16;
+    }
+    return is_float ? world_choice(w, float_formats, COUNT(float_formats)) : world_choice(w, formats, COUNT(formats));
+}
+
 static void make_pool(trial *t)
 {
     uint32_t pages_needed = 0;
+    bool is_float = world_below(t->w, 3) == 0;
+    bool k_fp16 = is_float && world_below(t->w, 4) == 0, v_fp16 = is_float && world_below(t->w, 4) == 0;
     for (uint32_t b = 0; b < t->batch; ++b) {
         pages_needed += (t->kv_len[b] + t->shape.page_tokens - 1u) / t->shape.page_tokens;
     }
@@ -135,12 +148,12 @@ static void make_pool(trial *t)
     for (uint32_t r = 0; r < t->region_count; ++r) {
         nbl_page_layout layout = NBL_INIT(nbl_page_layout);
         nbl_error err = NBL_INIT(nbl_error);
-        t->k_format[r] = world_choice(t->w, formats, COUNT(formats));
-        t->v_format[r] = world_choice(t->w, formats, COUNT(formats));
+        t->k_format[r] = random_format(t->w, is_float, k_fp16);
+        t->v_format[r] = random_format(t->w, is_float, v_fp16);
         world_expect(t->w, &t->w->sides[0],
                      t->w->api->kv_layout(&t->shape, t->k_format[r], t->v_format[r], &layout, &err), &err, "kv_layout");
         t->codes[r] = world_array(t->w, layout.code_page_bytes * t->pages * t->shape.layers);
-        t->scales[r] = world_array(t->w, layout.scale_page_bytes * t->pages * t->shape.layers);
+        t->scales[r] = world_array(t->w, layout.scale_page_bytes * t->pages * t->shape.layers + 1u); /* may be none */
         for (uint32_t i = 0; i < SIDES; ++i) {
             t->regions[i][r] = (nbl_region){.k_format = t->k_format[r],
                                             .v_format = t->v_format[r],

@@ -4,7 +4,7 @@
  * @brief gather: stored vectors back to numbers (NUM 4.4). A team of Dp/16 threads per vector, as in append.
  */
 #include "../ops.h"
-#include "../tile/block16.cuh"
+#include "../tile/float16.cuh"
 
 #define THREADS 256u
 
@@ -34,12 +34,7 @@ static __device__ bool decode(const gather_params &p, uint32_t token, uint32_t k
         return false;
     }
     block16_part part = block16_part_at(&p.pages, region, (uint32_t)(slot / p.pages.page_tokens), kind, head, dim);
-    int8_t codes[BLOCK16];
-    float unit = nbl_pow2(block16_load(&part, (uint32_t)(slot % p.pages.page_tokens), b, codes));
-#pragma unroll
-    for (uint32_t i = 0; i < BLOCK16; ++i) {
-        x[i] = (float)codes[i] * unit;
-    }
+    float16_values(&part, (uint32_t)(slot % p.pages.page_tokens), b, x);
     return true;
 }
 

@@ -10,6 +10,8 @@
 #include "../ptx/ptx.cuh"
 #include "../tile/block16.cuh"
 #include "exp2grid.h"
+#include "float_format.h"
+#include "rowsum.h"
 
 #define THREADS 256u
 #define VECTORS_MAX (THREADS / 2u)
@@ -141,6 +143,56 @@ static __device__ int32_t center_dot(const int8_t *center, uint32_t dim, uint32_
     return dot;
 }
 
+/* The float core's row (NUM 6.3): the thread's halves into place. */
+static __device__ void store_halves(const attend_params &p, const float (&x)[BLOCK16], uint64_t row, uint32_t b)
+{
+    uint16_t *to = (uint16_t *)(void *)p.codes + row * p.k_dim_padded + b * BLOCK16;
+    uint64_t ignored = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < BLOCK16; ++i) {
+        to[i] = nbl_half_encode(x[i], p.k_fp16 != 0, &ignored);
+    }
+}
+
+/* sum_d q[d] * mu[d] in the order of NUM 6.6, by one thread. */
+static __device__ float center_dot_float(const attend_params &p, const int8_t *center, uint64_t row)
+{
+    const uint16_t *q = (const uint16_t *)(const void *)p.codes + row * p.k_dim_padded;
+    float sums[NBL_PARTIAL_SUMS] = {0};
+    for (uint32_t first = 0; first < p.k_dim; first += NBL_PARTIAL_SUMS) {
+#pragma unroll
+        for (uint32_t i = 0; i < NBL_PARTIAL_SUMS; ++i) {
+            if (first + i < p.k_dim) {
+                sums[i] = nbl_fma(nbl_half_decode(q[first + i], p.k_fp16 != 0), (float)center[first + i], sums[i]);
+            }
+        }
+    }
+    return nbl_sum_tree(sums);
+}
+
+/* The row as the float core wants it; all threads of the block call it. */
+static __device__ void finish_float_row(const attend_params &p, const float (&x)[BLOCK16], uint64_t row, uint32_t b,
+                                        bool active, uint32_t sequence, const block16_centering &centering)
+{
+    if (active) {
+        store_halves(p, x, row, b);
+    }
+    __syncthreads();
+    if (!active || b != 0) {
+        return;
+    }
+    cuda_query query;
+    query.scale = p.c * nbl_pow2(-nbl_log2_of(p.k_hadamard));
+    query.offset = 0.0f;
+    query.bias = 0;
+    query.sequence = (int32_t)sequence;
+    if (centering.codes != NULL && p.kv_len[sequence] > 0) {
+        query.offset = center_dot_float(p, centering.codes, row) *
+                       nbl_pow2(nbl_e8m0_decode_slot(*centering.exponent)) * query.scale;
+    }
+    p.queries[row] = query;
+}
+
 static __device__ uint4 pack(const int32_t (&codes)[BLOCK16])
 {
     uint32_t words[4];
@@ -210,6 +262,10 @@ static __device__ void prepare_rows(const attend_params &p, uint32_t block, uint
     float x[BLOCK16];
     int32_t codes[BLOCK16];
     load(p, token, head, active, b, centering, x);
+    if (p.is_float) {
+        finish_float_row(p, x, row, b, active, sequence, centering);
+        return;
+    }
     int32_t exponent = quantize(p, x, team, b, &slots[vector], codes);
     int32_t sum = block16_team_sum(sum_of(codes), team, &slots[vector], b == 0);
     int32_t dot = block16_team_sum(center_dot(centering.codes, p.k_dim, b, codes), team, &slots[vector], b == 0);

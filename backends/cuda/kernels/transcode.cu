@@ -25,11 +25,12 @@ static __device__ block16_part part_of(const cuda_pages *pages, uint32_t region_
 /* The thread's elements of a vector of the source; zeros where there is none. */
 static __device__ void load(const block16_part &src, uint32_t token, uint32_t b, bool active, float (&x)[BLOCK16])
 {
-    int8_t codes[BLOCK16] = {0};
-    float unit = active ? nbl_pow2(block16_load(&src, token, b, codes)) : 0.0f;
+    if (active) {
+        float16_values(&src, token, b, x);
+    }
 #pragma unroll
     for (uint32_t i = 0; i < BLOCK16; ++i) {
-        x[i] = b * BLOCK16 + i < src.dim ? (float)codes[i] * unit : 0.0f;
+        x[i] = active && b * BLOCK16 + i < src.dim ? x[i] : 0.0f;
     }
 }
 
