@@ -3,4 +3,5 @@
 #include "float_isa.h"
 
 #define SIM_FLOAT_DOT sim_float_dot_avx2
+#define SIM_FLOAT_LANES 8u
 #include "float_loop.h"

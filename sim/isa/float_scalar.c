@@ -3,4 +3,5 @@
 #include "float_isa.h"
 
 #define SIM_FLOAT_DOT sim_float_dot_scalar
+#define SIM_FLOAT_LANES 4u
 #include "float_loop.h"

@@ -18,7 +18,8 @@ static const uint32_t dims[] = {16, 24, 64, 64, 72, 80, 96, 128, 128, 128, 128, 
 static const uint32_t page_sizes[] = {1, 3, 5, 8, 16, 16, 30, 32, 33, 64, 64, 128, 128, 256};
 static const uint32_t groups[] = {1, 2, 3, 4, 4, 5, 7, 8, 8, 16};
 static const uint32_t formats[] = {NBL_INT8, NBL_MXFP4, NBL_MXFP4_16, NBL_INT4P};
-static const uint32_t float_formats[] = {NBL_FORMAT_BF16, NBL_FP8_E4M3, NBL_NVFP4, NBL_FORMAT_BF16, NBL_INT8, NBL_INT4P};
+static const uint32_t float_formats[] = {NBL_FORMAT_BF16, NBL_FP8_E4M3, NBL_NVFP4,
+                                         NBL_FORMAT_BF16, NBL_INT8,     NBL_INT4P};
 static const uint32_t dtypes[] = {NBL_F32, NBL_F16, NBL_BF16, NBL_BF16};
 
 /* A problem and its arrays. */

@@ -14,8 +14,8 @@
  */
 #include "../attend.h"
 #include "../ptx/ptx.cuh"
-#include "../tile/float16.cuh"
 #include "../tile/finish.cuh"
+#include "../tile/float16.cuh"
 #include "../tile/launch.cuh"
 #include "../tile/rows.cuh"
 #include "floatgrid.h"
@@ -24,12 +24,13 @@
 #define THREADS CUDA_TILE_TOKENS
 #define WARPS (THREADS / 32u)
 #define ROWS 16u
-#define UNIT 8u                                  /* elements of 16 bytes */
-#define P_STRIDE (CUDA_TILE_TOKENS + UNIT)       /* halves; rows of ldmatrix fall into different banks */
+#define UNIT 8u                                       /* elements of 16 bytes */
+#define P_STRIDE (CUDA_TILE_TOKENS + UNIT)            /* halves; rows of ldmatrix fall into different banks */
 #define TOKEN_TILES (CUDA_TILE_TOKENS / WARPS / UNIT) /* n-tiles of a warp in Q K^T */
-#define K_STEP 16u                               /* of an MMA */
+#define K_STEP 16u                                    /* of an MMA */
 
-namespace {
+namespace
+{
 
 /* Shared memory of a block; the arrays of a call's dimensions follow it. */
 struct alignas(16) fixed_memory {
@@ -106,14 +107,14 @@ __device__ token_place place_of(const attend_params &p, const item &it, uint32_t
     uint32_t token = position % p.pages.page_tokens;
     int32_t page = it.table[position / p.pages.page_tokens];
     const cuda_region *region = cuda_region_find(&p.pages, page);
-    block16_part part = block16_part_at(&p.pages, region, (uint32_t)page, kind, it.kv_head,
-                                        kind == NBL_KIND_K ? p.k_dim : p.v_dim);
+    block16_part part =
+        block16_part_at(&p.pages, region, (uint32_t)page, kind, it.kv_head, kind == NBL_KIND_K ? p.k_dim : p.v_dim);
     bool wide = kind == NBL_KIND_K || nbl_layout_code_bits(part.format) == 16u;
     token_place at;
     at.format = part.format;
     at.kind = kind;
-    at.width = nbl_layout_group_width(part.page_tokens, token,
-                                      wide ? NBL_LAYOUT_K_GROUP_TOKENS : NBL_LAYOUT_V_GROUP_TOKENS);
+    at.width =
+        nbl_layout_group_width(part.page_tokens, token, wide ? NBL_LAYOUT_K_GROUP_TOKENS : NBL_LAYOUT_V_GROUP_TOKENS);
     at.page_tokens = part.page_tokens;
     at.codes = part.codes + block16_code_byte(&part, token, 0);
     at.scales = part.scales + token;
@@ -207,8 +208,8 @@ __device__ void multiply_k(const attend_params &p, const memory &m, float (&s)[T
     const uint32_t lane = threadIdx.x % 32u, warp = threadIdx.x / 32u;
     const uint32_t q_at =
         ptx_shared_address(m.q + (lane % 8u + 8u * (lane / 8u % 2u)) * m.q_stride + lane / 16u * UNIT);
-    const uint32_t k_at = ptx_shared_address(m.tile + lane / 8u % 2u * CUDA_TILE_TOKENS + 32u * warp +
-                                             8u * (lane / 16u) + lane % 8u);
+    const uint32_t k_at =
+        ptx_shared_address(m.tile + lane / 8u % 2u * CUDA_TILE_TOKENS + 32u * warp + 8u * (lane / 16u) + lane % 8u);
 #pragma unroll
     for (uint32_t i = 0; i < TOKEN_TILES; ++i) {
         s[i][0] = s[i][1] = s[i][2] = s[i][3] = 0.0f;
@@ -386,8 +387,7 @@ __device__ uint32_t units_of_warp(const attend_params &p)
     return p.v_dim_padded / UNIT / WARPS;
 }
 
-template <uint32_t N>
-__device__ void multiply_v(const attend_params &p, const memory &m, accumulators<N> *acc)
+template <uint32_t N> __device__ void multiply_v(const attend_params &p, const memory &m, accumulators<N> *acc)
 {
     const uint32_t lane = threadIdx.x % 32u;
     const uint32_t units = units_of_warp(p), first = threadIdx.x / 32u * units;

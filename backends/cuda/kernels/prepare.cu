@@ -187,8 +187,8 @@ static __device__ void finish_float_row(const attend_params &p, const float (&x)
     query.bias = 0;
     query.sequence = (int32_t)sequence;
     if (centering.codes != NULL && p.kv_len[sequence] > 0) {
-        query.offset = center_dot_float(p, centering.codes, row) *
-                       nbl_pow2(nbl_e8m0_decode_slot(*centering.exponent)) * query.scale;
+        query.offset = center_dot_float(p, centering.codes, row) * nbl_pow2(nbl_e8m0_decode_slot(*centering.exponent)) *
+                       query.scale;
     }
     p.queries[row] = query;
 }

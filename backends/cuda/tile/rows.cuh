@@ -61,7 +61,7 @@ CUDA_DEVICE void set_visible(const attend_params &p, int64_t kv_len, row_state *
 
 /** Row i of the item, by thread i. */
 CUDA_DEVICE void init_row(const attend_params &p, const item &it, uint32_t q_first, uint32_t index_in_head,
-                                row_state *r)
+                          row_state *r)
 {
     uint32_t token = index_in_head / p.group_rows;
     r->token = q_first + token;
