@@ -201,6 +201,24 @@ static nbl_status fp16_check(const nbl_pool_copy *copy, const char *prefix, nbl_
     return NBL_OK;
 }
 
+/* The integer core has exponents of its own and no use for a scale. */
+static nbl_status scales_check(const nbl_pool_copy *copy, const char *prefix, nbl_error *err)
+{
+    const struct {
+        const char *field;
+        const float *scale;
+    } scales[] = {{"k_scale", copy->pool.k_scale}, {"v_scale", copy->pool.v_scale}};
+    for (size_t i = 0; i < sizeof scales / sizeof scales[0]; ++i) {
+        char text[PREFIX_BYTES];
+        snprintf(text, sizeof text, "%s%s", prefix, scales[i].field);
+        if (scales[i].scale != NULL && !nbl_layout_pool_is_float(&copy->pool))
+            return NBL_REFUSE(err, NBL_E_INVALID, "%s is %p (allowed: NULL, in a pool without a float format)", text,
+                              (const void *)scales[i].scale);
+        NBL_TRY(nbl_pointer_check(text, scales[i].scale, 0, (uint32_t) _Alignof(float), err));
+    }
+    return NBL_OK;
+}
+
 /* ------------------------------------------------------------------------------------------------ pools */
 
 nbl_status nbl_pool_in(nbl_pool_copy *out, const nbl_pool *pool, const char *prefix, nbl_error *err)
@@ -227,6 +245,7 @@ nbl_status nbl_pool_in(nbl_pool_copy *out, const nbl_pool *pool, const char *pre
         region_settle(&out->regions[i], &out->shape);
     }
     NBL_TRY(fp16_check(out, prefix, err));
+    NBL_TRY(scales_check(out, prefix, err));
     return families_check(out, prefix, err);
 }
 

@@ -242,10 +242,11 @@ void sim_float_start(sim_float_scratch *s, uint32_t rows)
     memset(s->sums, 0, (uint64_t)rows * NBL_PARTIAL_SUMS * sizeof *s->sums);
 }
 
-float sim_float_finish(const sim_float_scratch *s, uint32_t row, float *o, uint32_t v_dim)
+float sim_float_finish(const sim_float_scratch *s, uint32_t row, float v_scale, float *o, uint32_t v_dim)
 {
+    const float unit = NBL_P_SCALE * v_scale;
     for (uint32_t d = 0; d < v_dim; ++d) {
-        o[d] = o[d] * NBL_P_SCALE + 0.0f;
+        o[d] = o[d] * unit + 0.0f;
     }
     return nbl_sum_tree(s->sums + (uint64_t)row * NBL_PARTIAL_SUMS);
 }

@@ -80,7 +80,7 @@ void sim_float_dot_pv(const sim_float_call *call, const sim_float_scratch *s, co
 
 /** Starts a chunk for all rows. */
 void sim_float_start(sim_float_scratch *s, uint32_t rows);
-/** Ends it for one: scales o to the states' unit and returns L (NUM 6.6). */
-float sim_float_finish(const sim_float_scratch *s, uint32_t row, float *o, uint32_t v_dim);
+/** Ends it for one: scales o to V's unit and that of the states, and returns L (NUM 6.6). */
+float sim_float_finish(const sim_float_scratch *s, uint32_t row, float v_scale, float *o, uint32_t v_dim);
 
 #endif

@@ -6,7 +6,7 @@
 #ifndef SIM_PAGE_H
 #define SIM_PAGE_H
 
-#include "block.h"
+#include "float_format.h"
 
 /** A head's part of one page, K or V. */
 typedef struct sim_part {
@@ -39,6 +39,13 @@ static inline sim_part sim_part_at(const nbl_pool *pool, uint32_t layer, uint32_
     const nbl_region *region = nbl_layout_region_find(pool, page);
     nbl_page_layout layout = nbl_layout_page(pool->shape, region->k_format, region->v_format);
     return sim_part_in(pool->shape, region, &layout, layer, page, kind, head);
+}
+
+/** Scale of a head of a layer (NUM 6.7). */
+static inline float sim_scale_of(const nbl_pool *pool, enum nbl_kind kind, uint32_t layer, uint32_t head)
+{
+    return nbl_head_scale(kind == NBL_KIND_K ? pool->k_scale : pool->v_scale,
+                          (uint64_t)layer * pool->shape->kv_heads + head);
 }
 
 static inline uint64_t sim_code_byte(const sim_part *part, uint32_t token, uint32_t d)

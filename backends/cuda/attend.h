@@ -55,6 +55,8 @@ typedef struct cuda_region {
 typedef struct cuda_pages {
     uint32_t region_count;
     uint32_t page_tokens;
+    const float *k_scale; /**< [Hk] of the layer, or NULL (NUM 6.7) */
+    const float *v_scale;
     cuda_region regions[NBL_REGIONS_MAX];
 } cuda_pages;
 

@@ -15,6 +15,31 @@
 #define NBL_E4M3_MAX 448.0f
 #define NBL_NVFP4_BLOCK 16u
 
+/** Scale of a kv head (NUM 6.7): 1 where there is none or it is no number, else brought into 2^-30 to 2^30. */
+NBL_FN float nbl_head_scale(const float *scales, uint64_t index)
+{
+    if (scales == NULL || scales[index] != scales[index]) {
+        return 1.0f;
+    }
+    return nbl_clamp_f32(scales[index], 0x1p-30f, 0x1p30f);
+}
+
+/** fl(x / s), element by element: from values to what is stored of them. */
+NBL_FN void nbl_scale_divide(float *x, uint32_t dim, float s)
+{
+    for (uint32_t d = 0; s != 1.0f && d < dim; ++d) {
+        x[d] /= s;
+    }
+}
+
+/** fl(x * s), element by element: back. */
+NBL_FN void nbl_scale_multiply(float *x, uint32_t dim, float s)
+{
+    for (uint32_t d = 0; s != 1.0f && d < dim; ++d) {
+        x[d] *= s;
+    }
+}
+
 /** Element type that a vector of a format enters the tensor core with: 1 for fp16, 0 for bf16, which holds the values
  * of all formats but fp16 and binary32 without error. */
 NBL_FN int nbl_format_is_fp16(uint32_t format)
@@ -22,9 +47,14 @@ NBL_FN int nbl_format_is_fp16(uint32_t format)
     return format == NBL_FORMAT_FP16;
 }
 
-/** bf16 or fp16 bits of x, RNE; zero is +0, and fp16 saturates at +-65504 where IEEE would overflow. */
+/** bf16 or fp16 bits of x, RNE; zero is +0. fp16 saturates at +-65504 where IEEE would overflow, bf16 at +-127 * 2^40,
+ * which keeps all dot products finite (NUM 6.1). */
 NBL_FN uint16_t nbl_half_encode(float x, int is_fp16, uint64_t *saturated)
 {
+    if (!is_fp16 && fabsf(x) > NBL_INPUT_MAX) {
+        (*saturated)++;
+        x = x < 0.0f ? -NBL_INPUT_MAX : NBL_INPUT_MAX;
+    }
     uint16_t bits = is_fp16 ? nbl_f16_from_f32(x) : nbl_bf16_from_f32(x);
     if (is_fp16 && (bits & 0x7fffu) == 0x7c00u) {
         (*saturated)++;
@@ -37,6 +67,13 @@ NBL_FN uint16_t nbl_half_encode(float x, int is_fp16, uint64_t *saturated)
 NBL_FN float nbl_half_decode(uint16_t bits, int is_fp16)
 {
     return is_fp16 ? nbl_f32_from_f16(bits) : nbl_f32_from_bf16(bits);
+}
+
+/** Value of the bits in a page, where a NaN or an infinity, which no quantizer writes (NUM 5.10), reads as 0. */
+NBL_FN float nbl_half_decode_slot(uint16_t bits, int is_fp16)
+{
+    const uint16_t exponent = is_fp16 ? 0x7c00u : 0x7f80u;
+    return (bits & exponent) == exponent ? 0.0f : nbl_half_decode(bits, is_fp16);
 }
 
 /** E4M3 code of x without a negative zero; counts what saturates. */
@@ -125,7 +162,7 @@ NBL_FN float nbl_float_value(const nbl_vector *v, uint32_t d)
     case NBL_NVFP4:
         return (float)nbl_e2m1_half_units(v->codes[d]) * 0.5f * nbl_e4m3_decode_slot(v->scales[d / NBL_NVFP4_BLOCK]);
     case NBL_FP8_E4M3: return nbl_e4m3_decode_slot(v->codes[d]);
-    default: return nbl_half_decode(v->halves[d], nbl_format_is_fp16(v->format));
+    default: return nbl_half_decode_slot(v->halves[d], nbl_format_is_fp16(v->format));
     }
 }
 

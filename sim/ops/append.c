@@ -37,7 +37,7 @@ static void load_k(const nbl_append_args *args, uint64_t token, uint32_t head, c
     nbl_hadamard(x, shape->k_dim, shape->k_hadamard);
 }
 
-static void store_row(const nbl_append_args *args, int64_t slot, enum nbl_kind kind, uint32_t head, const float *x,
+static void store_row(const nbl_append_args *args, int64_t slot, enum nbl_kind kind, uint32_t head, float *x,
                       nbl_quant_stats *stats)
 {
     const nbl_kv_shape *shape = args->pool->shape;
@@ -46,6 +46,7 @@ static void store_row(const nbl_append_args *args, int64_t slot, enum nbl_kind k
     uint32_t rule = kind == NBL_KIND_K ? shape->k_scale_rule : shape->v_scale_rule;
     sim_part part = sim_part_at(args->pool, args->layer, page, kind, head);
     nbl_vector v;
+    nbl_scale_divide(x, part.dim, sim_scale_of(args->pool, kind, args->layer, head));
     nbl_vector_quantize(x, part.dim, part.format, rule, &v, stats);
     sim_part_store(&part, token, &v);
 }

@@ -98,6 +98,7 @@ typedef struct item {
     sim_source source;
     uint32_t sequence;
     uint32_t rows;
+    float v_scale; /* of the float core */
     row row[SIM_ROWS_MAX];
 } item;
 
@@ -237,12 +238,14 @@ static void prepare_float_query(const call *c, uint64_t index, uint32_t sequence
     uint16_t *halves = (uint16_t *)(void *)c->codes + index * c->plan.k_dim;
     query *out = &c->queries[index];
     sim_float_query(&c->fp, x, c->shape->k_dim, halves, c->plan.k_dim);
-    out->scale = c->c * nbl_pow2(-nbl_log2_of(c->shape->k_hadamard));
+    const float rotation = nbl_pow2(-nbl_log2_of(c->shape->k_hadamard));
+    const float k_scale = nbl_head_scale(c->args->pool->k_scale, c->args->layer * c->shape->kv_heads + kv_head);
+    out->scale = c->c * k_scale * rotation;
     out->offset = 0.0f;
     if ((c->shape->centering & NBL_CENTERING_MEAN) != 0 && c->args->kv_len[sequence] != 0) {
         sim_center center = sim_center_at(&c->args->centers, c->shape, sequence, kv_head);
         float unit = nbl_pow2(nbl_e8m0_decode_slot(*center.exponent));
-        out->offset = sim_float_center_dot(&c->fp, halves, center.codes, c->shape->k_dim) * unit * out->scale;
+        out->offset = sim_float_center_dot(&c->fp, halves, center.codes, c->shape->k_dim) * unit * (c->c * rotation);
     }
 }
 
@@ -566,7 +569,7 @@ static void item_chunk(item *it, uint32_t n)
         row *r = &it->row[i];
         float *o = s->o + (uint64_t)i * c->plan.v_dim;
         if (c->plan.is_float) {
-            r->sum = sim_float_finish(&s->fp, i, o, c->plan.v_dim);
+            r->sum = sim_float_finish(&s->fp, i, it->v_scale, o, c->plan.v_dim);
         }
         nbl_state_head head = finish_chunk(c, r, o);
         if (c->args->state_head.data != NULL) {
@@ -590,6 +593,7 @@ static void run_item(const call *c, scratch *s, uint32_t sequence, uint32_t kv_h
     it.call = c;
     it.scratch = s;
     it.sequence = sequence;
+    it.v_scale = nbl_head_scale(args->pool->v_scale, args->layer * c->shape->kv_heads + kv_head);
     it.source = (sim_source){c->device->isa,
                              args->pool,
                              c->layouts,

@@ -4,7 +4,6 @@
  * @brief gather: dequantize tokens (NUM 4.4).
  */
 #include "centers.h"
-#include "float_format.h"
 #include "page.h"
 #include "sim.h"
 #include "tensor.h"
@@ -18,6 +17,7 @@ static void decode_slot(const nbl_gather_args *args, int64_t slot, enum nbl_kind
     nbl_vector v;
     sim_part_load(&part, (uint32_t)(slot % page_tokens), &v);
     nbl_vector_values(&v, x);
+    nbl_scale_multiply(x, part.dim, sim_scale_of(args->pool, kind, args->layer, head));
 }
 
 /* Takes K back through centre, rotation and channel shifts. */

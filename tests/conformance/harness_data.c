@@ -170,7 +170,9 @@ static void random_pool(uint64_t *rng, problem *p)
     for (uint32_t r = 0; r < p->region_count; ++r) {
         p->k_format[r] = random_format(rng, is_float, k_fp16);
         p->v_format[r] = random_format(rng, is_float, v_fp16);
+        p->head_scales |= is_float && (oracle_is_float(p->k_format[r]) || oracle_is_float(p->v_format[r]));
     }
+    p->head_scales = p->head_scales && random_one_in(rng, 2);
     p->spare_pages = random_below(rng, 6);
     p->first_page = random_below(rng, 4);
     p->pool_layout = random_below(rng, POOL_LAYOUTS);

@@ -22,6 +22,7 @@ static problem float_problem(uint64_t seed)
         p.k_format[r] = r == 0 || k == NBL_FORMAT_FP16 ? k : float_formats[seed / 16u % 4u & 2u];
         p.v_format[r] = r == 0 || v == NBL_FORMAT_FP16 ? v : float_formats[seed / 64u % 4u & 2u];
     }
+    p.head_scales = seed / 256u % 2u != 0 || seed % 3u == 0;
     return p;
 }
 
@@ -73,6 +74,31 @@ Test(float_core, the_base_moves)
         p.k_data = i % 3u == 0 ? DATA_HEAVY : DATA_SCALED;
         p.q_scale = i % 3u == 1 ? 64.0f : 1.0f;
         trial_run(&l, &p);
+    }
+    lab_finish(&l);
+}
+
+/* Infinite inputs become the largest numbers there are, rotated ones larger still: no sum may overflow (NUM 6.1). */
+Test(float_core, the_largest_inputs)
+{
+    lab l;
+    lab_open(&l);
+    for (uint32_t i = 0; i < 32; ++i) {
+        problem p = problem_default(lab_seed(31500) + i);
+        trial t;
+        problem_formats(&p, float_formats[i % 4u], float_formats[i / 4u % 4u]);
+        p.shape.k_dim = p.shape.v_dim = 256;
+        p.shape.k_hadamard = p.shape.v_hadamard = i / 16u != 0 ? 256 : 0;
+        p.k_data = p.v_data = p.q_data = DATA_ONES;
+        p.k_scale = p.v_scale = p.q_scale = 0x1p60f;
+        p.sm_scale = 65536.0f;
+        trial_init(&t, &l, &p);
+        trial_fill(&t);
+        if (trial_attend(&t)) {
+            for (uint32_t d = 0; d < 256; ++d)
+                cr_assert(isfinite(*(const float *)view_at(&t.o, 0, 0, d, 0)), "%s: element %u", trial_text, d);
+        }
+        trial_free(&t);
     }
     lab_finish(&l);
 }

@@ -42,7 +42,7 @@ typedef struct trial {
     uint32_t in_dtype;
     uint32_t out_dtype;
     uint32_t states; /* chunks asked for, 0: none */
-    array *codes[REGIONS_MAX], *scales[REGIONS_MAX];
+    array *codes[REGIONS_MAX], *scales[REGIONS_MAX], *head_scales[2];
     array *slots, *table, *kv_indptr, *q_indptr, *kv_lens, *center_codes, *center_exponents, *center_shifts, *stats;
     array *k, *v, *q, *o, *lse, *state_head, *state_o;
     nbl_region regions[SIDES][REGIONS_MAX];
@@ -136,6 +136,15 @@ static uint32_t random_format(world *w, bool is_float, bool is_fp16)
     return is_float ? world_choice(w, float_formats, COUNT(float_formats)) : world_choice(w, formats, COUNT(formats));
 }
 
+static bool pool_is_float(const trial *t)
+{
+    bool any = false;
+    for (uint32_t r = 0; r < t->region_count; ++r) {
+        any = any || t->k_format[r] >= NBL_FORMAT_BF16 || t->v_format[r] >= NBL_FORMAT_BF16;
+    }
+    return any;
+}
+
 static void make_pool(trial *t)
 {
     uint32_t pages_needed = 0;
@@ -170,8 +179,20 @@ static void make_pool(trial *t)
         world_send(t->w, t->codes[r]);
         world_send(t->w, t->scales[r]);
     }
+    bool has_scales = is_float && world_below(t->w, 2) == 0 && pool_is_float(t);
+    for (uint32_t k = 0; has_scales && k < 2u; ++k) {
+        uint32_t count = t->shape.layers * t->shape.kv_heads;
+        t->head_scales[k] = world_array(t->w, count * sizeof(float));
+        for (uint32_t i = 0; i < count; ++i) {
+            ((float *)(void *)t->head_scales[k]->host)[i] =
+                ldexpf(1.0f + (float)world_below(t->w, 64) / 64.0f, (int)world_below(t->w, 9) - 4);
+        }
+        world_send(t->w, t->head_scales[k]);
+    }
     for (uint32_t i = 0; i < SIDES; ++i) {
         t->pool[i] = (nbl_pool)NBL_INIT(nbl_pool);
+        t->pool[i].k_scale = has_scales ? t->head_scales[0]->memory[i] : NULL;
+        t->pool[i].v_scale = has_scales ? t->head_scales[1]->memory[i] : NULL;
         t->pool[i].shape = &t->shape;
         t->pool[i].regions = t->regions[i];
         t->pool[i].region_count = t->region_count;

@@ -111,6 +111,8 @@ bool oracle_set_profile(const char *name);
 /** Whether a format is one of NUM 6.1, and whether some region of a pool has one. */
 bool oracle_is_float(uint32_t format);
 bool oracle_pool_is_float(const nbl_pool *pool);
+/** NUM 6.7: the scale of a head of a layer. */
+float oracle_head_scale(const nbl_pool *pool, enum oracle_side side, uint32_t layer, uint32_t head);
 /** Value of an E4M3 code that is no NaN. */
 float oracle_e4m3_value(uint32_t code);
 /** The quantizers of NUM 6.1; format, dim and padded_dim of out are set. */

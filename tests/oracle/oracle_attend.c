@@ -58,6 +58,7 @@ typedef struct query_row {
     oracle_vector q;
     float q_values[ORACLE_DIM_MAX]; /* float core */
     float cq_row;
+    float cq_unscaled; /* without the head's scale */
     float cs_row;
     float cap_scale; /* fl(soft_cap * LOG2E) */
     float slope;     /* fl(slope * LOG2E) */
@@ -206,7 +207,7 @@ static float center_offset(const query_row *row)
         for (uint32_t d = 0; d < shape->k_dim; d++) {
             r[d % 16] = fmaf(row->q_values[d], (float)centers->codes[at * shape->k_dim + d], r[d % 16]);
         }
-        return ldexpf(oracle_tree(r), centers->exponents[at] - EXPONENT_BIAS) * row->cq_row;
+        return ldexpf(oracle_tree(r), centers->exponents[at] - EXPONENT_BIAS) * row->cq_unscaled;
     }
     for (uint32_t d = 0; d < shape->k_dim; d++) {
         sum += (int64_t)row->q.codes[d] * centers->codes[at * shape->k_dim + d];
@@ -250,8 +251,13 @@ static void row_init(query_row *row, kv_head *kv, uint32_t i, uint32_t h)
         }
         exponent = -block_log2(shape->k_hadamard);
     }
-    row->cq_row = ldexpf(sm_scale * log2e, exponent);
-    row->cs_row = args->soft_cap != 0.0f ? ldexpf(sm_scale / args->soft_cap, exponent) : 0.0f;
+    row->cq_unscaled = ldexpf(sm_scale * log2e, exponent);
+    row->cq_row = ldexpf(sm_scale * log2e * oracle_head_scale(args->pool, ORACLE_K, args->layer, kv->head), exponent);
+    row->cs_row = 0.0f;
+    if (args->soft_cap != 0.0f) {
+        float cs = sm_scale / args->soft_cap * oracle_head_scale(args->pool, ORACLE_K, args->layer, kv->head);
+        row->cs_row = ldexpf(cs, exponent);
+    }
     row->cap_scale = args->soft_cap * log2e;
     row->slope = args->alibi_slopes != NULL ? args->alibi_slopes[h] * log2e : 0.0f;
     row->offset = center_offset(row);
@@ -397,9 +403,10 @@ static void float_process(tile *tl, const query_row *row, state *st)
 /* NUM 6.6. */
 static void float_finish(const query_row *row, state *st)
 {
+    float unit = constant(C_BITS) * oracle_head_scale(row->args->pool, ORACLE_V, row->args->layer, row->kv->head);
     st->l = oracle_tree(st->s);
     for (uint32_t d = 0; d < row->args->pool->shape->v_dim; d++) {
-        st->o[d] = st->o[d] * constant(C_BITS) + 0.0f;
+        st->o[d] = st->o[d] * unit + 0.0f;
     }
 }
 

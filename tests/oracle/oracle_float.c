@@ -43,6 +43,13 @@ bool oracle_pool_is_float(const nbl_pool *pool)
     return false;
 }
 
+float oracle_head_scale(const nbl_pool *pool, enum oracle_side side, uint32_t layer, uint32_t head)
+{
+    const float *scales = side == ORACLE_K ? pool->k_scale : pool->v_scale;
+    float s = scales != NULL ? scales[(uint64_t)layer * pool->shape->kv_heads + head] : 1.0f;
+    return isnan(s) ? 1.0f : fminf(fmaxf(s, 0x1p-30f), 0x1p30f);
+}
+
 /* ------------------------------------------------------------------------------------------------ formats */
 
 float oracle_e4m3_value(uint32_t code)
@@ -69,7 +76,12 @@ static uint8_t e4m3_code(double x)
 
 static uint16_t half_code(uint32_t format, float x, uint64_t *saturated)
 {
+    const float limit = 127.0f * 0x1p40f;
     uint16_t code = format == NBL_FORMAT_FP16 ? oracle_f16_from_f32(x) : oracle_bf16_from_f32(x);
+    if (format == NBL_FORMAT_BF16 && fabsf(x) > limit) {
+        (*saturated)++;
+        code = oracle_bf16_from_f32(copysignf(limit, x));
+    }
     if (format == NBL_FORMAT_FP16 && isinf(oracle_f32_from_f16(code))) {
         (*saturated)++;
         code = x < 0.0f ? 0xFBFFu : 0x7BFFu;
@@ -146,6 +158,9 @@ void oracle_float_values(oracle_vector *v)
         case NBL_FP8_E4M3: v->values[d] = slot_e4m3_value(v->elements[d]); break;
         case NBL_FORMAT_FP16: v->values[d] = oracle_f32_from_f16(v->halves[d]); break;
         default: v->values[d] = oracle_f32_from_bf16(v->halves[d]);
+        }
+        if (!isfinite(v->values[d])) {
+            v->values[d] = 0.0f; /* only codes that no quantizer writes */
         }
     }
 }

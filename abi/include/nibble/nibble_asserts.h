@@ -112,7 +112,7 @@ NBL_ASSERT_FIELD(nbl_region, code_layer_stride, 40);
 NBL_ASSERT_FIELD(nbl_region, scale_page_stride, 48);
 NBL_ASSERT_FIELD(nbl_region, scale_layer_stride, 56);
 
-NBL_ASSERT_SIZE(nbl_pool);
+NBL_STATIC_ASSERT(sizeof(nbl_pool) == 56u, "size of nbl_pool, which has grown");
 NBL_ASSERT_FIELD(nbl_pool, struct_size, 0);
 NBL_ASSERT_FIELD(nbl_pool, flags, 4);
 NBL_ASSERT_FIELD(nbl_pool, next, 8);
@@ -120,6 +120,8 @@ NBL_ASSERT_FIELD(nbl_pool, shape, 16);
 NBL_ASSERT_FIELD(nbl_pool, regions, 24);
 NBL_ASSERT_FIELD(nbl_pool, region_count, 32);
 NBL_ASSERT_FIELD(nbl_pool, reserved, 36);
+NBL_ASSERT_FIELD(nbl_pool, k_scale, 40);
+NBL_ASSERT_FIELD(nbl_pool, v_scale, 48);
 
 NBL_ASSERT_SIZE(nbl_page_layout);
 NBL_ASSERT_FIELD(nbl_page_layout, struct_size, 0);

@@ -227,6 +227,10 @@ typedef struct nbl_pool {
     const nbl_region *regions;
     uint32_t region_count; /**< 1..8 */
     uint32_t reserved;
+    const float
+        *k_scale; /**< float32 [L, Hk] in device memory, or NULL: 1. What K is stored as a multiple of, in pools of
+                               the float core alone; 2^-30 to 2^30 (NUM 6.7) */
+    const float *v_scale; /**< the same of V */
 } nbl_pool;
 
 /** Sizes of one page of one layer in one pair of formats (docs/formats.md); out of kv_layout. */

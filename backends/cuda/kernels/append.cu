@@ -88,6 +88,7 @@ static __device__ void load(const append_params &p, const place &at, uint32_t ki
     if (centering.codes != NULL) {
         block16_center(x, centering.codes, *centering.exponent, dim, b, -1.0f);
     }
+    nbl_scale_divide(x, BLOCK16, float16_scale(&p.pages, kind, head));
 }
 
 static __global__ void __launch_bounds__(THREADS_MAX) append_kernel(const __grid_constant__ append_params p)

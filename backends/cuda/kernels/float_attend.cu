@@ -458,6 +458,7 @@ __device__ void stage_chunk(const attend_params &p, const memory &m, const item 
 {
     float *staged = (float *)(void *)m.tile;
     const uint32_t units = units_of_warp(p), first = threadIdx.x / 32u * units;
+    const float unit = NBL_P_SCALE * float16_scale(&p.pages, NBL_KIND_V, it.kv_head);
     m.fixed->sums[sum_row()][sum_class()] = sums[0];
     m.fixed->sums[sum_row()][sum_class() + 1u] = sums[1];
 #pragma unroll
@@ -466,7 +467,7 @@ __device__ void stage_chunk(const attend_params &p, const memory &m, const item 
 #pragma unroll
             for (uint32_t j = 0; j < 4u; ++j) {
                 uint32_t d = (first + i) * UNIT + threadIdx.x % 4u * 2u + j % 2u;
-                staged[row_of(j / 2u) * p.v_dim_padded + d] = acc.o[i][j] * NBL_P_SCALE + 0.0f;
+                staged[row_of(j / 2u) * p.v_dim_padded + d] = acc.o[i][j] * unit + 0.0f;
             }
         }
     }

@@ -35,6 +35,7 @@ static __device__ bool decode(const gather_params &p, uint32_t token, uint32_t k
     }
     block16_part part = block16_part_at(&p.pages, region, (uint32_t)(slot / p.pages.page_tokens), kind, head, dim);
     float16_values(&part, (uint32_t)(slot % p.pages.page_tokens), b, x);
+    nbl_scale_multiply(x, BLOCK16, float16_scale(&p.pages, kind, head));
     return true;
 }
 

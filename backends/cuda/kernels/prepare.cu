@@ -172,7 +172,8 @@ static __device__ float center_dot_float(const attend_params &p, const int8_t *c
 
 /* The row as the float core wants it; all threads of the block call it. */
 static __device__ void finish_float_row(const attend_params &p, const float (&x)[BLOCK16], uint64_t row, uint32_t b,
-                                        bool active, uint32_t sequence, const block16_centering &centering)
+                                        bool active, uint32_t sequence, uint32_t kv_head,
+                                        const block16_centering &centering)
 {
     if (active) {
         store_halves(p, x, row, b);
@@ -182,13 +183,14 @@ static __device__ void finish_float_row(const attend_params &p, const float (&x)
         return;
     }
     cuda_query query;
-    query.scale = p.c * nbl_pow2(-nbl_log2_of(p.k_hadamard));
+    const float rotation = nbl_pow2(-nbl_log2_of(p.k_hadamard));
+    query.scale = p.c * nbl_head_scale(p.pages.k_scale, kv_head) * rotation;
     query.offset = 0.0f;
     query.bias = 0;
     query.sequence = (int32_t)sequence;
     if (centering.codes != NULL && p.kv_len[sequence] > 0) {
         query.offset = center_dot_float(p, centering.codes, row) * nbl_pow2(nbl_e8m0_decode_slot(*centering.exponent)) *
-                       query.scale;
+                       (p.c * rotation);
     }
     p.queries[row] = query;
 }
@@ -263,7 +265,7 @@ static __device__ void prepare_rows(const attend_params &p, uint32_t block, uint
     int32_t codes[BLOCK16];
     load(p, token, head, active, b, centering, x);
     if (p.is_float) {
-        finish_float_row(p, x, row, b, active, sequence, centering);
+        finish_float_row(p, x, row, b, active, sequence, kv_head, centering);
         return;
     }
     int32_t exponent = quantize(p, x, team, b, &slots[vector], codes);

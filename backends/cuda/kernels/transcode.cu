@@ -22,11 +22,22 @@ static __device__ block16_part part_of(const cuda_pages *pages, uint32_t region_
     return part;
 }
 
+/* Scales of the two sides (NUM 6.7); equal ones cancel. */
+struct scale_pair {
+    float src;
+    float dst;
+};
+
 /* The thread's elements of a vector of the source; zeros where there is none. */
-static __device__ void load(const block16_part &src, uint32_t token, uint32_t b, bool active, float (&x)[BLOCK16])
+static __device__ void load(const block16_part &src, const scale_pair &scales, uint32_t token, uint32_t b, bool active,
+                            float (&x)[BLOCK16])
 {
     if (active) {
         float16_values(&src, token, b, x);
+        if (scales.src != scales.dst) {
+            nbl_scale_multiply(x, BLOCK16, scales.src);
+            nbl_scale_divide(x, BLOCK16, scales.dst);
+        }
     }
 #pragma unroll
     for (uint32_t i = 0; i < BLOCK16; ++i) {
@@ -65,11 +76,13 @@ static __global__ void __launch_bounds__(THREADS) transcode_kernel(const __grid_
     uint32_t vectors = THREADS / at.team;
     uint32_t vector = threadIdx.x / at.team;
     block16_counts none = {0, 0, 0};
+    uint32_t in_layers = blockIdx.y * p.kv_heads + head;
+    scale_pair scales = {float16_scale(&p.src, kind, in_layers), float16_scale(&p.dst, kind, in_layers)};
     for (uint32_t first = 0; first < (uint32_t)tokens; first += vectors) {
         float x[BLOCK16];
         at.token = first + vector;
         at.active = vector < vectors && at.token < (uint32_t)tokens;
-        load(src, at.token, at.b, at.active, x);
+        load(src, scales, at.token, at.b, at.active, x);
         store16(x, at, kind == NBL_KIND_K ? p.k_rule : p.v_rule, is_mxfp4(at.part.format),
                 &slots[min(vector, vectors - 1u)], none, p.stats != NULL ? &total : NULL);
     }

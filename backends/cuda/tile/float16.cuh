@@ -9,6 +9,12 @@
 #include "block16.cuh"
 #include "float_format.h"
 
+/** Scale of head h of pages (NUM 6.7); heads past the layer's belong to the layers that follow. */
+CUDA_DEVICE float float16_scale(const cuda_pages *pages, uint32_t kind, uint32_t head)
+{
+    return nbl_head_scale(kind == NBL_KIND_K ? pages->k_scale : pages->v_scale, head);
+}
+
 /** Quantizes a block whose codes have at most 8 bits; out->exponent holds the scale byte of nvfp4. */
 CUDA_DEVICE void float16_quantize(const float (&x)[BLOCK16], uint32_t format, uint32_t rule, block16_codes *out)
 {
@@ -78,7 +84,7 @@ CUDA_DEVICE void float16_values(const block16_part *part, uint32_t token, uint32
         uint32_t d = b * BLOCK16 + i;
         const uint8_t *at = part->codes + block16_code_byte(part, token, d);
         if (nbl_layout_code_bits(part->format) == 16u) {
-            x[i] = nbl_half_decode(*(const uint16_t *)(const void *)at, nbl_format_is_fp16(part->format));
+            x[i] = nbl_half_decode_slot(*(const uint16_t *)(const void *)at, nbl_format_is_fp16(part->format));
         } else if (part->format == NBL_FP8_E4M3) {
             x[i] = nbl_e4m3_decode_slot(*at);
         } else {
