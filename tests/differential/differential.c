@@ -191,8 +191,8 @@ static void make_pool(trial *t)
     }
     for (uint32_t i = 0; i < SIDES; ++i) {
         t->pool[i] = (nbl_pool)NBL_INIT(nbl_pool);
-        t->pool[i].k_scale = has_scales ? t->head_scales[0]->memory[i] : NULL;
-        t->pool[i].v_scale = has_scales ? t->head_scales[1]->memory[i] : NULL;
+        t->pool[i].k_scale = has_scales ? (const float *)(void *)t->head_scales[0]->memory[i] : NULL;
+        t->pool[i].v_scale = has_scales ? (const float *)(void *)t->head_scales[1]->memory[i] : NULL;
         t->pool[i].shape = &t->shape;
         t->pool[i].regions = t->regions[i];
         t->pool[i].region_count = t->region_count;
