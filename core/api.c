@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "internal.h"
+#include "lock.h"
 
 static const nbl_api_v1 api = {
     .struct_size = (uint32_t)sizeof(nbl_api_v1),
@@ -32,13 +33,30 @@ static const nbl_api_v1 api = {
     .cache_plan = nbl_api_cache_plan,
     .cache_create = nbl_api_cache_create,
     .cache_destroy = nbl_api_cache_destroy,
-    .cache_stats = nbl_api_cache_stats,
-    .seq_create = nbl_api_seq_create,
-    .seq_free = nbl_api_seq_free,
-    .seq_length = nbl_api_seq_length,
-    .seq_truncate = nbl_api_seq_truncate,
-    .cache_append = nbl_api_cache_append,
-    .cache_attend = nbl_api_cache_attend,
+    .cache_stats = nbl_locked_cache_stats,
+    .seq_create = nbl_locked_seq_create,
+    .seq_free = nbl_locked_seq_free,
+    .seq_length = nbl_locked_seq_length,
+    .seq_truncate = nbl_locked_seq_truncate,
+    .cache_append = nbl_locked_cache_append,
+    .cache_attend = nbl_locked_cache_attend,
+    .seq_fork = nbl_locked_seq_fork,
+    .seq_truncate_batch = nbl_locked_seq_truncate_batch,
+    .seq_drop_prefix = nbl_locked_seq_drop_prefix,
+    .cache_verify = nbl_locked_cache_verify,
+    .prefix_publish = nbl_locked_prefix_publish,
+    .prefix_match = nbl_locked_prefix_match,
+    .seq_adopt = nbl_locked_seq_adopt,
+    .prefix_pin = nbl_locked_prefix_pin,
+    .prefix_unpin = nbl_locked_prefix_unpin,
+    .prefix_clear = nbl_locked_prefix_clear,
+    .snapshot_size = nbl_locked_snapshot_size,
+    .snapshot_write = nbl_locked_snapshot_write,
+    .snapshot_save = nbl_locked_snapshot_save,
+    .snapshot_read = nbl_locked_snapshot_read,
+    .snapshot_load = nbl_locked_snapshot_load,
+    .policy_parse = nbl_api_policy_parse,
+    .cache_stats_text = nbl_locked_cache_stats_text,
 };
 
 static nbl_status check_request(const nbl_api_request *request, nbl_error *err)
@@ -63,6 +81,7 @@ __attribute__((visibility("default"))) nbl_status nbl_get_api(const nbl_api_requ
     if (!out_api)
         return nbl_fail(err, NBL_E_INVALID, NBL_ORIGIN_HOST, 0, "out_api is NULL");
     const nbl_status status = request ? check_request(request, err) : NBL_OK;
+    nbl_locks_prepare();
     if (status == NBL_OK)
         *out_api = &api;
     return status;

@@ -3,11 +3,12 @@
 
 #include <elf.h>
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-/* Notes and segment counts of real files are far below these. */
-enum { NOTE_SEGMENT_BYTES_MAX = 65536, SEGMENTS_MAX = 512 };
+/* Real files are far below these. */
+enum { NOTE_SEGMENT_BYTES_MAX = 65536, SEGMENTS_MAX = 512, DYNAMIC_ENTRIES_MAX = 1024 };
 
 #if defined(__x86_64__)
 enum { MACHINE = EM_X86_64 };
@@ -103,8 +104,107 @@ static nbl_status check_segment(const elf_file *file, const Elf64_Phdr *segment,
         return nbl_fail(file->err, NBL_E_BACKEND, NBL_ORIGIN_LOADER, 0,
                         "%s: truncated (segment %u ends at %llu, file has %llu bytes)", file->path, index,
                         (unsigned long long)(segment->p_offset + segment->p_filesz), (unsigned long long)file->bytes);
+    if (segment->p_memsz < segment->p_filesz || segment->p_vaddr > UINT64_MAX - segment->p_memsz)
+        return nbl_fail(file->err, NBL_E_BACKEND, NBL_ORIGIN_LOADER, 0,
+                        "%s: damaged (segment %u has %llu bytes in the file and %llu in memory, from 0x%llx)",
+                        file->path, index, (unsigned long long)segment->p_filesz, (unsigned long long)segment->p_memsz,
+                        (unsigned long long)segment->p_vaddr);
     return NBL_OK;
 }
+
+/* Linkers put the section table last: where a copy stopped early, it is cut off, or full of zeros. */
+static nbl_status check_sections(const elf_file *file, const Elf64_Ehdr *header)
+{
+    if (header->e_shoff == 0)
+        return NBL_OK;
+    const uint64_t table_bytes = (uint64_t)header->e_shnum * sizeof(Elf64_Shdr);
+    if (header->e_shoff > file->bytes || table_bytes > file->bytes - header->e_shoff)
+        return nbl_fail(file->err, NBL_E_BACKEND, NBL_ORIGIN_LOADER, 0,
+                        "%s: truncated (the section table ends at %llu, file has %llu bytes)", file->path,
+                        (unsigned long long)(header->e_shoff + table_bytes), (unsigned long long)file->bytes);
+    if (header->e_shentsize != sizeof(Elf64_Shdr) || header->e_shstrndx >= header->e_shnum)
+        return nbl_fail(file->err, NBL_E_BACKEND, NBL_ORIGIN_LOADER, 0,
+                        "%s: damaged (%u sections of %u bytes, names in section %u)", file->path, header->e_shnum,
+                        header->e_shentsize, header->e_shstrndx);
+    Elf64_Shdr names;
+    const nbl_status status =
+        read_exactly(file, &names, sizeof names, header->e_shoff + header->e_shstrndx * sizeof names);
+    if (status == NBL_OK && names.sh_type != SHT_STRTAB)
+        return nbl_fail(file->err, NBL_E_BACKEND, NBL_ORIGIN_LOADER, 0,
+                        "%s: damaged (the section table at %llu is not one; was the file copied in part?)", file->path,
+                        (unsigned long long)header->e_shoff);
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------ dynamic section */
+
+/* Tells whether an address lies in memory that a segment of the file fills. */
+static int is_mapped(const Elf64_Phdr *segments, uint32_t count, uint64_t address)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (segments[i].p_type == PT_LOAD && address >= segments[i].p_vaddr &&
+            address - segments[i].p_vaddr < segments[i].p_memsz)
+            return 1;
+    return 0;
+}
+
+/* Tags whose value the dynamic loader follows without a check of its own. */
+static int is_address(int64_t tag)
+{
+    switch (tag) {
+    case DT_STRTAB:
+    case DT_SYMTAB:
+    case DT_HASH:
+    case DT_GNU_HASH:
+    case DT_RELA:
+    case DT_JMPREL:
+    case DT_PLTGOT:
+    case DT_INIT:
+    case DT_FINI:
+    case DT_INIT_ARRAY:
+    case DT_FINI_ARRAY:
+    case DT_VERSYM:
+    case DT_VERDEF:
+    case DT_VERNEED: return 1;
+    default: return 0;
+    }
+}
+
+static nbl_status check_entry(const elf_file *file, const Elf64_Phdr *segments, uint32_t count, const Elf64_Dyn *entry)
+{
+    if (is_address(entry->d_tag) && !is_mapped(segments, count, entry->d_un.d_ptr))
+        return nbl_fail(file->err, NBL_E_BACKEND, NBL_ORIGIN_LOADER, 0,
+                        "%s: damaged (dynamic entry 0x%llx points to 0x%llx, outside every segment)", file->path,
+                        (unsigned long long)entry->d_tag, (unsigned long long)entry->d_un.d_ptr);
+    return NBL_OK;
+}
+
+/* dlopen follows the dynamic section blindly; without strings or symbols it would crash. */
+static nbl_status check_dynamic(const elf_file *file, const Elf64_Phdr *segments, uint32_t count)
+{
+    const Elf64_Phdr *dynamic = NULL;
+    for (uint32_t i = 0; i < count && !dynamic; i++)
+        if (segments[i].p_type == PT_DYNAMIC)
+            dynamic = &segments[i];
+    const uint64_t entries = dynamic ? dynamic->p_filesz / sizeof(Elf64_Dyn) : 0;
+    int strings = 0, symbols = 0, ends = 0;
+    nbl_status status = NBL_OK;
+    for (uint64_t i = 0; status == NBL_OK && i < entries && i < DYNAMIC_ENTRIES_MAX && !ends; i++) {
+        Elf64_Dyn entry;
+        status = read_exactly(file, &entry, sizeof entry, dynamic->p_offset + i * sizeof entry);
+        if (status == NBL_OK)
+            status = check_entry(file, segments, count, &entry);
+        strings |= entry.d_tag == DT_STRTAB;
+        symbols |= entry.d_tag == DT_SYMTAB;
+        ends = entry.d_tag == DT_NULL;
+    }
+    if (status == NBL_OK && !(strings && symbols && ends && is_mapped(segments, count, dynamic->p_vaddr)))
+        status = nbl_fail(file->err, NBL_E_BACKEND, NBL_ORIGIN_LOADER, 0,
+                          "%s: damaged (no dynamic section with strings, symbols and an end)", file->path);
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------ note */
 
 static uint64_t round_up(uint64_t n, uint64_t step)
 {
@@ -144,6 +244,30 @@ static nbl_status search_segment(const elf_file *file, const Elf64_Phdr *segment
     return status;
 }
 
+/* What dlopen would map and follow lies inside the file, and one of the segments holds the note. */
+static nbl_status check_segments(const elf_file *file, const Elf64_Ehdr *header, const Elf64_Phdr *segments,
+                                 nbl_note_payload *out_note)
+{
+    int found = 0;
+    nbl_status status = NBL_OK;
+    for (uint32_t i = 0; status == NBL_OK && i < header->e_phnum; i++) {
+        const uint32_t type = segments[i].p_type;
+        if (type == PT_LOAD || type == PT_NOTE || type == PT_DYNAMIC)
+            status = check_segment(file, &segments[i], i);
+    }
+    if (status == NBL_OK)
+        status = check_sections(file, header);
+    if (status == NBL_OK)
+        status = check_dynamic(file, segments, header->e_phnum);
+    for (uint32_t i = 0; status == NBL_OK && i < header->e_phnum && !found; i++)
+        if (segments[i].p_type == PT_NOTE)
+            status = search_segment(file, &segments[i], out_note, &found);
+    if (status == NBL_OK && !found)
+        status = nbl_fail(file->err, NBL_E_BACKEND, NBL_ORIGIN_LOADER, 0,
+                          "%s has no nibble ABI note (not a nibble backend, or built without the SDK)", file->path);
+    return status;
+}
+
 nbl_status nbl_elf_note_read(int fd, uint64_t file_bytes, const char *path, nbl_note_payload *out_note, nbl_error *err)
 {
     const elf_file file = {fd, file_bytes, path, err};
@@ -151,18 +275,15 @@ nbl_status nbl_elf_note_read(int fd, uint64_t file_bytes, const char *path, nbl_
     nbl_status status = read_header(&file, &header);
     if (status == NBL_OK)
         status = check_header(&file, &header);
-    int found = 0;
-    for (uint32_t i = 0; status == NBL_OK && i < header.e_phnum; i++) {
-        Elf64_Phdr segment;
-        status = read_exactly(&file, &segment, sizeof segment, header.e_phoff + i * sizeof segment);
-        if (status == NBL_OK && (segment.p_type == PT_LOAD || segment.p_type == PT_NOTE))
-            status = check_segment(&file, &segment, i);
-        if (status == NBL_OK && segment.p_type == PT_NOTE && !found)
-            status = search_segment(&file, &segment, out_note, &found);
-    }
-    if (status == NBL_OK && !found)
-        status = nbl_fail(err, NBL_E_BACKEND, NBL_ORIGIN_LOADER, 0,
-                          "%s has no nibble ABI note (not a nibble backend, or built without the SDK)", path);
+    if (status != NBL_OK)
+        return status;
+    Elf64_Phdr *segments = calloc(header.e_phnum, sizeof *segments);
+    if (!segments)
+        return nbl_fail(err, NBL_E_NO_MEMORY, NBL_ORIGIN_LOADER, 0, "no memory for the segments of %s", path);
+    status = read_exactly(&file, segments, header.e_phnum * sizeof *segments, header.e_phoff);
+    if (status == NBL_OK)
+        status = check_segments(&file, &header, segments, out_note);
+    free(segments);
     return status;
 }
 

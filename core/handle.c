@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "internal.h"
+#include "lock.h"
 
 /* A dead handle waits until this many others have died, so that a stale pointer keeps meeting NBL_HANDLE_DEAD. */
 enum { QUARANTINE_HANDLES = 64 };
 
-static pthread_mutex_t quarantine_lock = PTHREAD_MUTEX_INITIALIZER;
 static nbl_handle *oldest;
 static nbl_handle *newest;
 static uint32_t quarantined;
@@ -69,7 +68,7 @@ void nbl_handle_recycle(void *handle)
     memset(head + 1, 0, head->bytes - sizeof *head);
     head->next = NULL;
     nbl_handle *released = NULL;
-    pthread_mutex_lock(&quarantine_lock);
+    nbl_lock(NBL_LOCK_HANDLES);
     if (newest)
         newest->next = head;
     else
@@ -80,7 +79,7 @@ void nbl_handle_recycle(void *handle)
         oldest = oldest->next;
         quarantined--;
     }
-    pthread_mutex_unlock(&quarantine_lock);
+    nbl_unlock(NBL_LOCK_HANDLES);
     free(released);
 }
 

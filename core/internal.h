@@ -165,7 +165,10 @@ nbl_status nbl_api_merge(nbl_device *device, const nbl_merge_args *args, nbl_err
 nbl_status nbl_api_recipe_parse(const char *name, uint32_t k_dim, uint32_t v_dim, nbl_recipe *out_recipe,
                                 nbl_error *err);
 
-/* cache/cache.c */
+nbl_status nbl_api_policy_parse(const char *text, uint32_t layers, uint32_t k_dim, uint32_t v_dim,
+                                nbl_policy *out_policy, nbl_error *err);
+
+/* cache/ */
 nbl_status nbl_api_cache_plan(const nbl_cache_config *config, nbl_cache_stats *out_stats, nbl_error *err);
 nbl_status nbl_api_cache_create(nbl_device *device, const nbl_cache_config *config, nbl_cache **out_cache,
                                 nbl_error *err);
@@ -176,7 +179,78 @@ nbl_status nbl_api_seq_free(nbl_cache *cache, uint64_t sequence, nbl_error *err)
 nbl_status nbl_api_seq_length(nbl_cache *cache, uint64_t sequence, uint32_t layer, uint32_t *out_tokens,
                               nbl_error *err);
 nbl_status nbl_api_seq_truncate(nbl_cache *cache, uint64_t sequence, uint32_t tokens, nbl_error *err);
+nbl_status nbl_api_seq_fork(nbl_cache *cache, uint64_t parent, uint32_t tokens, uint64_t *out_child, nbl_error *err);
+nbl_status nbl_api_seq_truncate_batch(nbl_cache *cache, const uint64_t *sequences, const uint32_t *tokens,
+                                      uint32_t batch, nbl_error *err);
+nbl_status nbl_api_seq_drop_prefix(nbl_cache *cache, uint64_t sequence, uint32_t tokens, nbl_error *err);
+nbl_status nbl_api_cache_verify(nbl_cache *cache, nbl_error *err);
+nbl_status nbl_api_prefix_publish(nbl_cache *cache, uint64_t sequence, const nbl_prefix *prefix, uint32_t *out_tokens,
+                                  nbl_error *err);
+nbl_status nbl_api_prefix_match(nbl_cache *cache, const nbl_prefix *prefix, uint32_t *out_tokens, nbl_error *err);
+nbl_status nbl_api_seq_adopt(nbl_cache *cache, uint64_t sequence, const nbl_prefix *prefix, uint32_t *out_tokens,
+                             nbl_error *err);
+nbl_status nbl_api_prefix_pin(nbl_cache *cache, const nbl_prefix *prefix, uint32_t *out_tokens, nbl_error *err);
+nbl_status nbl_api_prefix_unpin(nbl_cache *cache, const nbl_prefix *prefix, uint32_t tokens, nbl_error *err);
+nbl_status nbl_api_prefix_clear(nbl_cache *cache, nbl_error *err);
+nbl_status nbl_api_snapshot_size(nbl_cache *cache, uint64_t sequence, uint64_t *out_bytes, nbl_error *err);
+nbl_status nbl_api_snapshot_write(nbl_cache *cache, uint64_t sequence, void *buffer, uint64_t bytes, nbl_error *err);
+nbl_status nbl_api_snapshot_save(nbl_cache *cache, uint64_t sequence, const char *path, nbl_error *err);
+nbl_status nbl_api_snapshot_read(nbl_cache *cache, const void *buffer, uint64_t bytes, uint64_t *out_sequence,
+                                 nbl_error *err);
+nbl_status nbl_api_snapshot_load(nbl_cache *cache, const char *path, uint64_t *out_sequence, nbl_error *err);
+nbl_status nbl_api_cache_stats_text(nbl_cache *cache, uint32_t format, char *buffer, uint64_t bytes,
+                                    uint64_t *out_bytes, nbl_error *err);
 nbl_status nbl_api_cache_append(nbl_cache *cache, const nbl_cache_append_args *args, nbl_error *err);
 nbl_status nbl_api_cache_attend(nbl_cache *cache, const nbl_cache_attend_args *args, nbl_error *err);
+
+/* cache/locked.c: the slots of the table, which take the lock of a locked cache around the calls above. */
+#define NBL_LOCKED_CALLS(X)                                                                                           \
+    X(cache_stats, (nbl_cache * cache, nbl_cache_stats * out_stats, nbl_error * err), (cache, out_stats, err))        \
+    X(cache_verify, (nbl_cache * cache, nbl_error * err), (cache, err))                                               \
+    X(cache_append, (nbl_cache * cache, const nbl_cache_append_args *args, nbl_error *err), (cache, args, err))       \
+    X(cache_attend, (nbl_cache * cache, const nbl_cache_attend_args *args, nbl_error *err), (cache, args, err))       \
+    X(cache_stats_text,                                                                                               \
+      (nbl_cache * cache, uint32_t format, char *buffer, uint64_t bytes, uint64_t *out_bytes, nbl_error *err),        \
+      (cache, format, buffer, bytes, out_bytes, err))                                                                 \
+    X(seq_create, (nbl_cache * cache, uint64_t * out_sequence, nbl_error * err), (cache, out_sequence, err))          \
+    X(seq_free, (nbl_cache * cache, uint64_t sequence, nbl_error * err), (cache, sequence, err))                      \
+    X(seq_length, (nbl_cache * cache, uint64_t sequence, uint32_t layer, uint32_t * out_tokens, nbl_error * err),     \
+      (cache, sequence, layer, out_tokens, err))                                                                      \
+    X(seq_truncate, (nbl_cache * cache, uint64_t sequence, uint32_t tokens, nbl_error * err),                         \
+      (cache, sequence, tokens, err))                                                                                 \
+    X(seq_truncate_batch,                                                                                             \
+      (nbl_cache * cache, const uint64_t *sequences, const uint32_t *tokens, uint32_t batch, nbl_error *err),         \
+      (cache, sequences, tokens, batch, err))                                                                         \
+    X(seq_fork, (nbl_cache * cache, uint64_t parent, uint32_t tokens, uint64_t * out_child, nbl_error * err),         \
+      (cache, parent, tokens, out_child, err))                                                                        \
+    X(seq_drop_prefix, (nbl_cache * cache, uint64_t sequence, uint32_t tokens, nbl_error * err),                      \
+      (cache, sequence, tokens, err))                                                                                 \
+    X(seq_adopt,                                                                                                      \
+      (nbl_cache * cache, uint64_t sequence, const nbl_prefix *prefix, uint32_t *out_tokens, nbl_error *err),         \
+      (cache, sequence, prefix, out_tokens, err))                                                                     \
+    X(prefix_publish,                                                                                                 \
+      (nbl_cache * cache, uint64_t sequence, const nbl_prefix *prefix, uint32_t *out_tokens, nbl_error *err),         \
+      (cache, sequence, prefix, out_tokens, err))                                                                     \
+    X(prefix_match, (nbl_cache * cache, const nbl_prefix *prefix, uint32_t *out_tokens, nbl_error *err),              \
+      (cache, prefix, out_tokens, err))                                                                               \
+    X(prefix_pin, (nbl_cache * cache, const nbl_prefix *prefix, uint32_t *out_tokens, nbl_error *err),                \
+      (cache, prefix, out_tokens, err))                                                                               \
+    X(prefix_unpin, (nbl_cache * cache, const nbl_prefix *prefix, uint32_t tokens, nbl_error *err),                   \
+      (cache, prefix, tokens, err))                                                                                   \
+    X(prefix_clear, (nbl_cache * cache, nbl_error * err), (cache, err))                                               \
+    X(snapshot_size, (nbl_cache * cache, uint64_t sequence, uint64_t * out_bytes, nbl_error * err),                   \
+      (cache, sequence, out_bytes, err))                                                                              \
+    X(snapshot_write, (nbl_cache * cache, uint64_t sequence, void *buffer, uint64_t bytes, nbl_error *err),           \
+      (cache, sequence, buffer, bytes, err))                                                                          \
+    X(snapshot_save, (nbl_cache * cache, uint64_t sequence, const char *path, nbl_error *err),                        \
+      (cache, sequence, path, err))                                                                                   \
+    X(snapshot_read, (nbl_cache * cache, const void *buffer, uint64_t bytes, uint64_t *out_sequence, nbl_error *err), \
+      (cache, buffer, bytes, out_sequence, err))                                                                      \
+    X(snapshot_load, (nbl_cache * cache, const char *path, uint64_t *out_sequence, nbl_error *err),                   \
+      (cache, path, out_sequence, err))
+
+#define NBL_LOCKED_PROTOTYPE(name, parameters, arguments) nbl_status nbl_locked_##name parameters;
+NBL_LOCKED_CALLS(NBL_LOCKED_PROTOTYPE)
+#undef NBL_LOCKED_PROTOTYPE
 
 #endif

@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <link.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -14,20 +13,10 @@
 #include "elf_note.h"
 #include "file_trust.h"
 #include "host_state.h"
+#include "lock.h"
 #include "log.h"
 
-static pthread_mutex_t loader_lock = PTHREAD_MUTEX_INITIALIZER;
 static nbl_instance *instances;
-
-void nbl_loader_lock(void)
-{
-    pthread_mutex_lock(&loader_lock);
-}
-
-void nbl_loader_unlock(void)
-{
-    pthread_mutex_unlock(&loader_lock);
-}
 
 /* ------------------------------------------------------------------------------------------------ host table */
 
@@ -172,7 +161,9 @@ static nbl_status open_library(const char *path, const struct stat *file, nbl_ba
                                nbl_error *err)
 {
     struct link_map *map = NULL;
+    nbl_lock(NBL_LOCK_OPENING);
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    nbl_unlock(NBL_LOCK_OPENING);
     if (!library)
         return explain_dlopen(path, err);
     if (dlinfo(library, RTLD_DI_LINKMAP, &map) != 0)

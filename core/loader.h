@@ -21,12 +21,8 @@ typedef struct nbl_instance {
     _Atomic int32_t device_pid; /**< process that first tried to open a device, 0 before */
 } nbl_instance;
 
-/** The one lock of the loader: held while variables are read and files are loaded. */
-void nbl_loader_lock(void);
-void nbl_loader_unlock(void);
-
 /** Loads a backend file, or returns the instance it was loaded as before. Nothing in the file runs before it has been
- *  checked. The caller holds the loader lock. CPU affinity, floating-point control and errno are the same after as
+ *  checked. The caller holds NBL_LOCK_LOADER. CPU affinity, floating-point control and errno are the same after as
  *  before.
  *
  * @param name     NAME of the file

@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "log.h"
 
-#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 
 #include "internal.h"
+#include "lock.h"
 
 enum { LINE_BYTES = 640, SEEN_LINES = 64 };
 
-/* Held while a callback runs, so that nbl_log_remove can wait for it. */
-static pthread_mutex_t sink_lock = PTHREAD_MUTEX_INITIALIZER;
+/* Changed under NBL_LOCK_LOG, which is held while a callback runs, so that nbl_log_remove can wait for it. */
 static nbl_log_sink *newest;
 static uint64_t seen[SEEN_LINES]; /* hashes of the last lines on stderr */
 static uint32_t seen_count;
@@ -34,7 +33,7 @@ static int first_time(const char *line)
     return 1;
 }
 
-/* Under sink_lock. sink may be NULL: errors to stderr. */
+/* Under NBL_LOCK_LOG. sink may be NULL: errors to stderr. */
 static void emit(const nbl_log_sink *sink, uint32_t level, const char *line)
 {
     if (sink && sink->write)
@@ -45,21 +44,21 @@ static void emit(const nbl_log_sink *sink, uint32_t level, const char *line)
 
 void nbl_log_add(nbl_log_sink *sink)
 {
-    pthread_mutex_lock(&sink_lock);
+    nbl_lock(NBL_LOCK_LOG);
     sink->older = newest;
     newest = sink;
-    pthread_mutex_unlock(&sink_lock);
+    nbl_unlock(NBL_LOCK_LOG);
 }
 
 void nbl_log_remove(nbl_log_sink *sink)
 {
-    pthread_mutex_lock(&sink_lock);
+    nbl_lock(NBL_LOCK_LOG);
     nbl_log_sink **link = &newest;
     while (*link && *link != sink)
         link = &(*link)->older;
     if (*link)
         *link = sink->older;
-    pthread_mutex_unlock(&sink_lock);
+    nbl_unlock(NBL_LOCK_LOG);
 }
 
 void nbl_log(const nbl_log_sink *sink, uint32_t level, const char *format, ...)
@@ -71,16 +70,16 @@ void nbl_log(const nbl_log_sink *sink, uint32_t level, const char *format, ...)
     (void)vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
     (void)snprintf(line, sizeof line, NBL_MESSAGE_PREFIX "%s", text);
-    pthread_mutex_lock(&sink_lock);
+    nbl_lock(NBL_LOCK_LOG);
     emit(sink, level, line);
-    pthread_mutex_unlock(&sink_lock);
+    nbl_unlock(NBL_LOCK_LOG);
 }
 
 void nbl_log_plugin(uint32_t level, const char *message)
 {
     char line[LINE_BYTES];
     (void)snprintf(line, sizeof line, NBL_MESSAGE_PREFIX "%s", message ? message : "(no text)");
-    pthread_mutex_lock(&sink_lock);
+    nbl_lock(NBL_LOCK_LOG);
     emit(newest, level, line);
-    pthread_mutex_unlock(&sink_lock);
+    nbl_unlock(NBL_LOCK_LOG);
 }

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "report.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "lock.h"
 
 /* One recorded attempt and its strings, which end the same block. */
 typedef struct record {
@@ -13,7 +14,6 @@ typedef struct record {
 } record;
 
 struct nbl_report {
-    pthread_mutex_t lock;
     uint32_t references;
     uint32_t count;
     record *first;
@@ -23,21 +23,16 @@ struct nbl_report {
 nbl_report *nbl_report_create(void)
 {
     nbl_report *report = calloc(1, sizeof *report);
-    if (!report)
-        return NULL;
-    if (pthread_mutex_init(&report->lock, NULL) != 0) {
-        free(report);
-        return NULL;
-    }
-    report->references = 1;
+    if (report)
+        report->references = 1;
     return report;
 }
 
 nbl_report *nbl_report_share(nbl_report *report)
 {
-    pthread_mutex_lock(&report->lock);
+    nbl_lock(NBL_LOCK_REPORTS);
     report->references++;
-    pthread_mutex_unlock(&report->lock);
+    nbl_unlock(NBL_LOCK_REPORTS);
     return report;
 }
 
@@ -45,9 +40,9 @@ void nbl_api_report_free(nbl_report *report)
 {
     if (!report)
         return;
-    pthread_mutex_lock(&report->lock);
+    nbl_lock(NBL_LOCK_REPORTS);
     const uint32_t left = --report->references;
-    pthread_mutex_unlock(&report->lock);
+    nbl_unlock(NBL_LOCK_REPORTS);
     if (left != 0)
         return;
     for (record *r = report->first; r;) {
@@ -55,7 +50,6 @@ void nbl_api_report_free(nbl_report *report)
         free(r);
         r = next;
     }
-    pthread_mutex_destroy(&report->lock);
     free(report);
 }
 
@@ -88,24 +82,23 @@ void nbl_report_add(nbl_report *report, const nbl_attempt *attempt)
     r->attempt.path = put_text(&at, attempt->path);
     r->attempt.message = put_text(&at, attempt->message);
     r->attempt.description = put_text(&at, attempt->description);
-    pthread_mutex_lock(&report->lock);
+    nbl_lock(NBL_LOCK_REPORTS);
     if (report->last)
         report->last->next = r;
     else
         report->first = r;
     report->last = r;
     report->count++;
-    pthread_mutex_unlock(&report->lock);
+    nbl_unlock(NBL_LOCK_REPORTS);
 }
 
 uint32_t nbl_api_report_count(const nbl_report *report)
 {
     if (!report)
         return 0;
-    pthread_mutex_t *lock = &((nbl_report *)report)->lock;
-    pthread_mutex_lock(lock);
+    nbl_lock(NBL_LOCK_REPORTS);
     const uint32_t count = report->count;
-    pthread_mutex_unlock(lock);
+    nbl_unlock(NBL_LOCK_REPORTS);
     return count;
 }
 

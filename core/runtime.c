@@ -8,6 +8,7 @@
 #include "env.h"
 #include "internal.h"
 #include "loader.h"
+#include "lock.h"
 #include "log.h"
 #include "report.h"
 #include "search.h"
@@ -52,7 +53,7 @@ static void record_success(nbl_runtime *runtime, nbl_attempt *attempt)
     nbl_log(&runtime->sink, NBL_LOG_INFO, "backend \"%s\" is %s (%s)", attempt->name, attempt->path, text);
 }
 
-/* Loads the candidate at runtime->position; the caller holds the loader lock. */
+/* Loads the candidate at runtime->position; the caller holds NBL_LOCK_LOADER. */
 static nbl_status load_candidate(nbl_runtime *runtime, nbl_error *err)
 {
     nbl_candidate *candidate = &runtime->search.candidate[runtime->position];
@@ -89,11 +90,11 @@ static int move_on(nbl_runtime *runtime, const nbl_error *err)
 static nbl_status load_from_position(nbl_runtime *runtime, nbl_error *err)
 {
     nbl_status status;
-    nbl_loader_lock();
+    nbl_lock(NBL_LOCK_LOADER);
     do
         status = load_candidate(runtime, err);
     while (status != NBL_OK && move_on(runtime, err));
-    nbl_loader_unlock();
+    nbl_unlock(NBL_LOCK_LOADER);
     return status;
 }
 
@@ -116,9 +117,9 @@ static void record_ignored(const nbl_runtime *runtime, const nbl_env *env)
 static nbl_status apply_env(nbl_runtime *runtime, uint32_t flags, const nbl_env **out_env, nbl_error *err)
 {
     const nbl_env *env = NULL;
-    nbl_loader_lock();
+    nbl_lock(NBL_LOCK_LOADER);
     nbl_status status = nbl_env_read(&env, err);
-    nbl_loader_unlock();
+    nbl_unlock(NBL_LOCK_LOADER);
     if (status != NBL_OK || flags & NBL_LOAD_IGNORE_ENV)
         return status;
     status = nbl_env_parse(env, &runtime->settings, err);

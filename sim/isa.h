@@ -24,6 +24,8 @@
 #define SIM_GROUP 32u
 #define SIM_GROUPS (SIM_TILE / SIM_GROUP)
 #define SIM_ROWS_MAX 64u /**< query rows of a work item */
+#define SIM_CACHE_LINE 64u
+#define SIM_BLOCK 16u /**< elements of an offset of sim_rows */
 
 /** 32 stored tokens in the layout of a page whose groups are full (F3, F4). */
 typedef struct sim_group {
@@ -33,6 +35,25 @@ typedef struct sim_group {
     const uint8_t *scales; /**< plane 0 of the first token */
     uint64_t plane_stride;
 } sim_group;
+
+/** K or V of a tile as stored. */
+typedef struct sim_coded {
+    uint32_t count;   /**< groups, from the first */
+    uint32_t uniform; /**< 1: all groups have one format */
+    sim_group group[SIM_GROUPS];
+    /** Bytes that are wanted soon: a dot product asks the caches for ahead_bytes from ahead[g] on while it works on
+     * group g. */
+    const uint8_t *ahead[SIM_GROUPS];
+    uint32_t ahead_bytes; /**< 0: nothing */
+} sim_coded;
+
+/** Query rows in words of four codes, those of all rows side by side. */
+typedef struct sim_rows {
+    uint32_t count;
+    uint32_t dim;           /**< padded */
+    const int32_t *words;   /**< [dim / 4][count] */
+    const int32_t *offsets; /**< [dim / 16][count]: -8 * the sum of 16 codes */
+} sim_rows;
 
 /** A decoded tile; arrays are 64-byte aligned. */
 typedef struct sim_tile {
@@ -53,8 +74,16 @@ typedef struct sim_row_tile {
     const float *weight; /**< 2^-ev */
     uint64_t visible[2]; /**< bit t: token t takes part; not both 0 */
     uint32_t groups;
-    float scale; /**< cq_row, or fl(soft_cap * LOG2E) */
+    uint32_t whole_a; /**< 1: a holds integers, as it does without ALiBi; sums with B and GRID are exact then */
+    float scale;      /**< cq_row, or fl(soft_cap * LOG2E) */
 } sim_row_tile;
+
+/** 2^(g - 1) on [1, 2) to a relative 2^-18.5; P and q need 2^-16 (NUM 5.5). */
+#define SIM_GRID_C0 0x1.05118ep-1f
+#define SIM_GRID_C1 0x1.3fb382p-2f
+#define SIM_GRID_C2 0x1.54cb04p-3f
+#define SIM_GRID_C3 -0x1.095946p-9f
+#define SIM_GRID_C4 0x1.bae7b4p-7f
 
 /** What softmax finds (NUM 5.4). */
 typedef struct sim_softmax {
@@ -65,19 +94,87 @@ typedef struct sim_softmax {
     uint32_t left_out; /**< 1: the tile adds nothing (rescale still counts) */
 } sim_softmax;
 
+/** Loops over one vector. */
+typedef struct sim_row_loops {
+    /** dim elements side by side to binary32, sanitized (NUM 3.1). */
+    void (*load)(const uint8_t *from, uint32_t dtype, uint32_t dim, float *x, nbl_quant_stats *stats);
+    /** The other way, RNE (NUM 1.1). */
+    void (*store)(uint8_t *to, uint32_t dtype, uint32_t dim, const float *x);
+    void (*shift_up)(float *x, uint32_t dim, const uint8_t *shifts);                        /**< nbl_shift_up */
+    void (*shift_down)(float *x, uint32_t dim, const uint8_t *shifts);                      /**< nbl_shift_down */
+    void (*hadamard)(float *x, uint32_t dim, uint32_t n);                                   /**< nbl_hadamard */
+    void (*subtract_center)(float *x, uint32_t dim, const int8_t *codes, uint8_t exponent); /**< nbl_center_subtract */
+    /** nbl_vector_quantize. */
+    void (*quantize)(const float *x, uint32_t dim, uint32_t format, uint32_t rule, nbl_vector *v,
+                     nbl_quant_stats *stats);
+} sim_row_loops;
+
+extern const sim_row_loops sim_row_loops_scalar;
+#if defined(__x86_64__)
+extern const sim_row_loops sim_row_loops_avx2;
+#endif
+
 typedef struct sim_isa {
     const char *name;
+    const sim_row_loops *row;
     /** Decodes K of a group: codes [Dk/4][32][4], unit[32] = 2^ek. */
     void (*decode_k)(const sim_group *group, uint8_t *codes, float *unit);
     /** Decodes V of a group: codes [8][Dv][4], exponent[32] = ev, weight[32] = 2^-ev. */
     void (*decode_v)(const sim_group *group, int8_t *codes, float *exponent, float *weight);
-    /** x[r*128 + t] = float(sum_d q[r*Dk + d] * k[t][d]) * 2^ek (NUM 5.3); bias[r] = -128 * sum_d q[r*Dk + d]. */
-    void (*dot_qk)(const sim_tile *tile, const int8_t *q, const int32_t *bias, uint32_t rows, float *x);
+    /** x[r*128 + t] = float(sum_d q[r][d] * k[t][d]) * 2^ek (NUM 5.3). */
+    void (*dot_qk)(const sim_tile *tile, const sim_rows *q, float *x);
     /** P bytes and the row's sums of one tile (NUM 5.4). first: the chunk has no base yet. */
     sim_softmax (*softmax)(const sim_row_tile *row, float base, int first, uint8_t *p);
     /** o[r][d] = fma(float(sum_t p[r*128 + t] * v[t][d]), b[r], o[r][d]) (NUM 5.4). */
     void (*dot_pv)(const sim_tile *tile, const uint8_t *p, float *const *o, const float *b, uint32_t rows);
+
+    /** The loops below work on stored codes; up to this many rows they are faster than decoding first. 0: there are
+     * none. All groups of a sim_coded have one format. */
+    uint32_t coded_rows;
+    uint32_t coded_formats; /**< bit f: they know format f */
+    /** exponent[32] = ev, weight[32] = 2^-ev of a group of V. */
+    void (*coded_weights)(const sim_group *group, float *exponent, float *weight);
+    /** dot_qk. */
+    void (*coded_qk)(const sim_coded *k, const sim_rows *q, float *x);
+    /** dot_pv. */
+    void (*coded_pv)(const sim_coded *v, const uint8_t *p, float *const *o, const float *b, uint32_t rows);
 } sim_isa;
+
+/** Fills words and offsets of sim_rows from codes [count][dim]. */
+static inline void sim_rows_pack(const int8_t *codes, uint32_t count, uint32_t dim, int32_t *words, int32_t *offsets)
+{
+    for (uint32_t r = 0; r < count; ++r) {
+        for (uint32_t b = 0; b < dim / SIM_BLOCK; ++b) {
+            int32_t sum = 0;
+            for (uint32_t d = 0; d < SIM_BLOCK; ++d) {
+                sum += codes[b * SIM_BLOCK + d];
+            }
+            offsets[b * count + r] = -8 * sum;
+        }
+        for (uint32_t quad = 0; quad < dim / 4u; ++quad, codes += 4) {
+            memcpy(&words[quad * count + r], codes, sizeof *words);
+        }
+    }
+}
+
+/** bias[r] = -128 * the sum of a row's codes. */
+static inline void sim_rows_bias(const sim_rows *rows, int32_t *bias)
+{
+    for (uint32_t r = 0; r < rows->count; ++r) {
+        bias[r] = 0;
+        for (uint32_t b = 0; b < rows->dim / SIM_BLOCK; ++b) {
+            bias[r] += 16 * rows->offsets[b * rows->count + r];
+        }
+    }
+}
+
+/** Asks the caches for some bytes; a hint only. */
+static inline void sim_prefetch(const uint8_t *at, uint32_t bytes)
+{
+    for (uint32_t i = 0; i < bytes; i += SIM_CACHE_LINE) {
+        __builtin_prefetch(at + i);
+    }
+}
 
 extern const sim_isa sim_isa_scalar;
 #if defined(__x86_64__)

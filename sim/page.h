@@ -68,22 +68,63 @@ static inline int sim_is_low(const sim_part *part, uint32_t d)
     return shift == 0;
 }
 
+/** K: words of four bytes, a group's width apart (F3). */
+static inline void sim_part_store_k(const sim_part *part, uint32_t token, const nbl_vector *v)
+{
+    uint32_t step = nbl_layout_group_width(part->page_tokens, token, NBL_LAYOUT_K_GROUP_TOKENS) * 4u;
+    uint32_t padded = nbl_layout_dim_padded(part->dim);
+    uint8_t *to = part->codes + sim_code_byte(part, token, 0);
+    if (nbl_layout_code_bits(part->format) == 8u) {
+        for (uint32_t d = 0; d < padded; d += 4u, to += step) {
+            memcpy(to, v->codes + d, 4u);
+        }
+        return;
+    }
+    for (uint32_t d = 0; d < padded; d += 8u, to += step) {
+        uint32_t low, high;
+        memcpy(&low, v->codes + d, 4u);
+        memcpy(&high, v->codes + d + 4u, 4u);
+        low |= high << 4; /* codes have four bits: nothing crosses a byte */
+        memcpy(to, &low, 4u);
+    }
+}
+
+/** V: bytes, a group's width apart (F4). */
+static inline void sim_part_store_v(const sim_part *part, uint32_t token, const nbl_vector *v)
+{
+    uint32_t step = nbl_layout_group_width(part->page_tokens, token, NBL_LAYOUT_V_GROUP_TOKENS);
+    uint32_t padded = nbl_layout_dim_padded(part->dim);
+    uint8_t *to = part->codes + sim_code_byte(part, token, 0);
+    if (nbl_layout_code_bits(part->format) == 8u) {
+        for (uint32_t d = 0; d < padded; ++d, to += step) {
+            *to = v->codes[d];
+        }
+        return;
+    }
+    for (const uint8_t *codes = v->codes; codes < v->codes + padded; codes += 32) {
+        for (uint32_t d = 0; d < 16u; ++d, to += step) {
+            *to = (uint8_t)(codes[d] | codes[d + 16u] << 4);
+        }
+    }
+}
+
+/** 16-bit codes, K and V alike: units of 8 elements, a group's width apart (F3). */
+static inline void sim_part_store_halves(const sim_part *part, uint32_t token, const nbl_vector *v)
+{
+    for (uint32_t d = 0; d < nbl_layout_dim_padded(part->dim); d += 8u) {
+        memcpy(part->codes + sim_code_byte(part, token, d), v->halves + d, 16u);
+    }
+}
+
 /** Writes a vector into a slot of the page; touches no byte of another token. */
 static inline void sim_part_store(const sim_part *part, uint32_t token, const nbl_vector *v)
 {
-    uint32_t padded = nbl_layout_dim_padded(part->dim);
-    uint32_t bits = nbl_layout_code_bits(part->format);
-    for (uint32_t d = 0; bits == 16u && d < padded; d += 8u) {
-        memcpy(part->codes + sim_code_byte(part, token, d), v->halves + d, 16u);
-    }
-    for (uint32_t d = 0; bits != 16u && d < padded; ++d) {
-        if (sim_is_low(part, d)) {
-            uint32_t code = v->codes[d];
-            if (bits == 4u) {
-                code |= (uint32_t)v->codes[d + sim_nibble_distance(part->kind)] << 4;
-            }
-            part->codes[sim_code_byte(part, token, d)] = (uint8_t)code;
-        }
+    if (nbl_layout_code_bits(part->format) == 16u) {
+        sim_part_store_halves(part, token, v);
+    } else if (part->kind == NBL_KIND_K) {
+        sim_part_store_k(part, token, v);
+    } else {
+        sim_part_store_v(part, token, v);
     }
     for (uint32_t plane = 0; plane < nbl_layout_scale_planes(part->format, part->dim); ++plane) {
         part->scales[nbl_layout_scale_byte(part->page_tokens, plane, token)] = v->scales[plane];

@@ -7,6 +7,7 @@
 #define SIM_TENSOR_H
 
 #include "convert.h"
+#include "isa.h"
 
 #include <nibble/nibble_types.h>
 
@@ -46,6 +47,29 @@ static inline void sim_write(uint8_t *to, uint32_t dtype, int64_t stride, uint32
         }
         uint16_t half = dtype == NBL_BF16 ? nbl_bf16_from_f32(from[d]) : nbl_f16_from_f32(from[d]);
         memcpy(to, &half, sizeof half);
+    }
+}
+
+/** Reads a row as sim_row_loops.load does, whatever its stride. */
+static inline void sim_load_row(const sim_row_loops *loops, const uint8_t *from, uint32_t dtype, int64_t stride,
+                                uint32_t dim, float *x, nbl_quant_stats *stats)
+{
+    if (stride == (dtype == NBL_F32 ? 4 : 2)) {
+        loops->load(from, dtype, dim, x, stats);
+        return;
+    }
+    sim_read(from, dtype, stride, dim, x);
+    loops->load((const uint8_t *)x, NBL_F32, dim, x, stats);
+}
+
+/** Writes a row as sim_row_loops.store does, whatever its stride. */
+static inline void sim_store_row(const sim_row_loops *loops, uint8_t *to, uint32_t dtype, int64_t stride, uint32_t dim,
+                                 const float *x)
+{
+    if (stride == (dtype == NBL_F32 ? 4 : 2)) {
+        loops->store(to, dtype, dim, x);
+    } else {
+        sim_write(to, dtype, stride, dim, x);
     }
 }
 

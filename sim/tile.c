@@ -8,8 +8,6 @@
 
 #include "page.h"
 
-#define CACHE_LINE 64u
-
 static sim_part part_of(const sim_source *source, uint32_t position, enum nbl_kind kind)
 {
     uint32_t page = (uint32_t)source->page_table[position / source->pool->shape->page_tokens];
@@ -80,7 +78,8 @@ static int group_is_uniform(const sim_source *source, uint32_t first, enum nbl_k
 }
 
 /* Collects a group of one format from pages of any size. */
-static sim_group group_collected(const sim_source *source, uint32_t first, enum nbl_kind kind, sim_group_buffer *buffer)
+static sim_group group_collected(const sim_source *source, uint32_t first, enum nbl_kind kind, uint8_t *codes,
+                                 uint8_t *scales)
 {
     uint32_t count = tokens_in_group(source, first);
     sim_part part = part_of(source, first, kind);
@@ -88,111 +87,86 @@ static sim_group group_collected(const sim_source *source, uint32_t first, enum 
         part = part_of(source, first + t, kind);
         uint32_t token = (first + t) % part.page_tokens;
         uint32_t run = run_length(&part, token, t, count - t);
-        collect_codes(&part, token, run, t, buffer->codes);
+        collect_codes(&part, token, run, t, codes);
         for (uint32_t plane = 0; plane < nbl_layout_scale_planes(part.format, part.dim); ++plane) {
-            memcpy(buffer->scales + plane * SIM_GROUP + t,
-                   part.scales + nbl_layout_scale_byte(part.page_tokens, plane, token), run);
+            memcpy(scales + plane * SIM_GROUP + t, part.scales + nbl_layout_scale_byte(part.page_tokens, plane, token),
+                   run);
         }
         t += run;
     }
-    sim_group group = {part.format, part.dim, buffer->codes, buffer->scales, SIM_GROUP};
+    sim_group group = {part.format, part.dim, codes, scales, SIM_GROUP};
     return group;
 }
 
-/* Canonical form of one token, read alone: for groups whose tokens have different formats. */
-static int32_t token_canonical(const sim_source *source, uint32_t position, enum nbl_kind kind, int8_t *codes)
+/* A group whose tokens have different formats, brought to int8 token by token. */
+static sim_group group_converted(const sim_source *source, uint32_t first, enum nbl_kind kind, uint8_t *codes,
+                                 uint8_t *scales)
 {
-    nbl_vector v;
-    sim_part part = part_of(source, position, kind);
-    sim_part_load(&part, position % part.page_tokens, &v);
-    return nbl_vector_canonical(&v, codes);
-}
-
-static void mixed_k(const sim_source *source, uint32_t first, uint32_t padded, uint8_t *codes, float *unit)
-{
+    sim_part to = part_of(source, first, kind);
+    to.format = NBL_INT8;
+    to.page_tokens = SIM_GROUP;
+    to.codes = codes;
+    to.scales = scales;
     for (uint32_t t = 0; t < tokens_in_group(source, first); ++t) {
+        nbl_vector v;
         int8_t c[NBL_DIM_PADDED_MAX];
-        unit[t] = nbl_pow2(token_canonical(source, first + t, NBL_KIND_K, c));
-        for (uint32_t d = 0; d < padded; ++d) {
-            codes[d / 4u * (4u * SIM_GROUP) + t * 4u + d % 4u] = (uint8_t)(c[d] + 128);
-        }
+        sim_part from = part_of(source, first + t, kind);
+        sim_part_load(&from, (first + t) % from.page_tokens, &v);
+        v.scales[0] = nbl_e8m0_encode(nbl_vector_canonical(&v, c));
+        v.format = NBL_INT8;
+        memcpy(v.codes, c, nbl_layout_dim_padded(v.dim));
+        sim_part_store(&to, t, &v);
     }
+    sim_group group = {NBL_INT8, to.dim, codes, scales, SIM_GROUP};
+    return group;
 }
 
-static void mixed_v(const sim_source *source, uint32_t first, uint32_t padded, int8_t *codes, float *exponent,
-                    float *weight)
-{
-    for (uint32_t t = 0; t < tokens_in_group(source, first); ++t) {
-        int8_t c[NBL_DIM_PADDED_MAX];
-        int32_t e = token_canonical(source, first + t, NBL_KIND_V, c);
-        exponent[t] = (float)e;
-        weight[t] = nbl_pow2(-e);
-        for (uint32_t d = 0; d < padded; ++d) {
-            codes[t / 4u * (4u * padded) + d * 4u + t % 4u] = c[d];
-        }
-    }
-}
-
-/* 1 and the group if it can be decoded as a whole. */
-static int find_group(const sim_source *source, uint32_t first, enum nbl_kind kind, sim_group_buffer *buffer,
-                      sim_group *group)
-{
-    if (source->pool->shape->page_tokens % SIM_GROUP == 0) {
-        *group = group_in_page(source, first, kind);
-        return 1;
-    }
-    if (!group_is_uniform(source, first, kind, part_of(source, first, kind).format)) {
-        return 0;
-    }
-    *group = group_collected(source, first, kind, buffer);
-    return 1;
-}
-
-void sim_tile_load_k(const sim_source *source, uint32_t index, sim_group_buffer *buffer, sim_tile *tile)
+static uint32_t groups_in_tile(const sim_source *source, uint32_t index)
 {
     uint32_t start = index * SIM_TILE;
-    tile->groups = 0;
-    for (uint32_t g = 0; g < SIM_GROUPS && start + g * SIM_GROUP < source->kv_len; ++g) {
+    uint32_t left = source->kv_len > start ? source->kv_len - start : 0;
+    return left >= SIM_TILE ? SIM_GROUPS : (left + SIM_GROUP - 1u) / SIM_GROUP;
+}
+
+/* The groups of a tile that lie whole in pages, page by page. */
+static void find_in_pages(const sim_source *source, uint32_t start, uint32_t count, enum nbl_kind kind,
+                          sim_group *groups)
+{
+    for (uint32_t g = 0; g < count; ++g) {
         uint32_t first = start + g * SIM_GROUP;
-        uint8_t *codes = tile->k + (uint64_t)g * SIM_GROUP * tile->k_dim;
-        sim_group group;
-        if (find_group(source, first, NBL_KIND_K, buffer, &group)) {
-            source->isa->decode_k(&group, codes, tile->unit + g * SIM_GROUP);
+        if (g == 0 || first % source->pool->shape->page_tokens == 0) {
+            groups[g] = group_in_page(source, first, kind);
         } else {
-            mixed_k(source, first, tile->k_dim, codes, tile->unit + g * SIM_GROUP);
-        }
-        tile->groups++;
-    }
-}
-
-void sim_tile_load_v(const sim_source *source, uint32_t index, sim_group_buffer *buffer, sim_tile *tile)
-{
-    for (uint32_t g = 0; g < tile->groups; ++g) {
-        uint32_t first = index * SIM_TILE + g * SIM_GROUP;
-        int8_t *codes = tile->v + (uint64_t)g * SIM_GROUP * tile->v_dim;
-        sim_group group;
-        if (find_group(source, first, NBL_KIND_V, buffer, &group)) {
-            source->isa->decode_v(&group, codes, tile->exponent + g * SIM_GROUP, tile->weight + g * SIM_GROUP);
-        } else {
-            mixed_v(source, first, tile->v_dim, codes, tile->exponent + g * SIM_GROUP, tile->weight + g * SIM_GROUP);
+            groups[g] = groups[g - 1u];
+            groups[g].codes += (uint64_t)SIM_GROUP * nbl_layout_code_bytes(groups[g].format, groups[g].dim);
+            groups[g].scales += SIM_GROUP;
         }
     }
 }
 
-void sim_tile_prefetch(const sim_source *source, uint32_t index, enum nbl_kind kind)
+int sim_tile_lies_whole(const sim_source *source)
 {
-    if (source->pool->shape->page_tokens % SIM_GROUP != 0) {
-        return;
+    return source->pool->shape->page_tokens % SIM_GROUP == 0;
+}
+
+void sim_tile_find(const sim_source *source, uint32_t index, enum nbl_kind kind, sim_tile_buffer *buffer,
+                   sim_coded *coded)
+{
+    uint32_t start = index * SIM_TILE;
+    coded->count = groups_in_tile(source, index);
+    coded->uniform = 1;
+    coded->ahead_bytes = 0;
+    if (sim_tile_lies_whole(source)) {
+        find_in_pages(source, start, coded->count, kind, coded->group);
     }
-    for (uint32_t g = 0; g < SIM_GROUPS; ++g) {
-        uint32_t first = index * SIM_TILE + g * SIM_GROUP;
-        if (first >= source->kv_len) {
-            return;
+    for (uint32_t g = 0; g < coded->count; ++g) {
+        uint32_t first = start + g * SIM_GROUP;
+        if (!sim_tile_lies_whole(source)) {
+            coded->group[g] = group_is_uniform(source, first, kind, part_of(source, first, kind).format)
+                                  ? group_collected(source, first, kind, buffer->codes[g], buffer->scales[g])
+                                  : group_converted(source, first, kind, buffer->codes[g], buffer->scales[g]);
         }
-        sim_group group = group_in_page(source, first, kind);
-        uint64_t bytes = (uint64_t)SIM_GROUP * nbl_layout_code_bytes(group.format, group.dim);
-        for (uint64_t at = 0; at < bytes; at += CACHE_LINE) {
-            __builtin_prefetch(group.codes + at);
-        }
+        coded->uniform &= coded->group[g].format == coded->group[0].format;
+        coded->ahead[g] = coded->group[g].codes;
     }
 }

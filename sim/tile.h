@@ -19,19 +19,28 @@ typedef struct sim_source {
     uint32_t kv_len;
 } sim_source;
 
-/** Scratch for groups that have to be collected from pieces of pages. */
-typedef struct sim_group_buffer {
-    uint8_t codes[SIM_GROUP * NBL_DIM_PADDED_MAX];
-    uint8_t scales[SIM_GROUP * NBL_SCALES_MAX];
-} sim_group_buffer;
+/** Room for the groups of a tile that have to be collected from pieces of pages. */
+typedef struct sim_tile_buffer {
+    uint8_t codes[SIM_GROUPS][SIM_GROUP * NBL_DIM_PADDED_MAX];
+    uint8_t scales[SIM_GROUPS][SIM_GROUP * NBL_SCALES_MAX];
+} sim_tile_buffer;
 
-/** Decodes K of tile `index` (positions 128*index ...) and sets tile->groups; only tokens below kv_len are read. */
-void sim_tile_load_k(const sim_source *source, uint32_t index, sim_group_buffer *buffer, sim_tile *tile);
+/** Finds K or V of tile `index` (positions 128*index ...), of which only tokens below kv_len exist. Groups that lie
+ * whole in a page stay where they are; others are collected in the buffer. */
+void sim_tile_find(const sim_source *source, uint32_t index, enum nbl_kind kind, sim_tile_buffer *buffer,
+                   sim_coded *coded);
 
-/** Decodes V of the tile whose K was loaded last. */
-void sim_tile_load_v(const sim_source *source, uint32_t index, sim_group_buffer *buffer, sim_tile *tile);
+/** 1 if no group of the source has to be collected: finding a tile is cheap and needs no buffer. */
+int sim_tile_lies_whole(const sim_source *source);
 
-/** Asks the caches for the encoded bytes of a tile of one kind; a hint only. */
-void sim_tile_prefetch(const sim_source *source, uint32_t index, enum nbl_kind kind);
+/** While `coded` is worked on, `next` is asked for. */
+static inline void sim_tile_ahead(sim_coded *coded, const sim_coded *next)
+{
+    for (uint32_t g = 0; g < next->count; ++g) {
+        coded->ahead[g] = next->group[g].codes;
+    }
+    coded->ahead_bytes =
+        next->count == 0 ? 0 : SIM_GROUP * nbl_layout_code_bytes(next->group[0].format, next->group[0].dim);
+}
 
 #endif

@@ -10,32 +10,17 @@
 #include <string.h>
 
 #define TOKENS_MAX ((uint64_t)INT32_MAX)
+#define APPEND_TOKENS_DEFAULT 2048u
 #define WORKSPACE_MIB_DEFAULT 64u
 #define WORKSPACE_MIB_MAX (1u << 20)
 /* Page table entries per page: a batch of equal sequences needs one, an uneven batch more. */
 #define TABLE_ENTRIES_PER_PAGE 4u
+/* Longer lists of pages are cut into several calls. */
+#define LIST_ENTRIES_MOST 4096u
 
 static uint64_t min_u64(uint64_t a, uint64_t b)
 {
     return a < b ? a : b;
-}
-
-static uint64_t ceil_div(uint64_t a, uint64_t b)
-{
-    return (a + b - 1u) / b;
-}
-
-/* need(skip, most) of nbl_plan_make. */
-static uint64_t pages_needed(const nbl_cache_config *c, uint64_t skip, uint64_t most)
-{
-    const uint64_t page_tokens = c->shape.page_tokens;
-    uint64_t largest = 0;
-    for (uint64_t s = 1; s <= c->sequences_max && s * (skip * page_tokens + 1u) <= c->tokens_max; ++s) {
-        const uint64_t split = s + (c->tokens_max - s) / page_tokens - s * skip;
-        const uint64_t pages = min_u64(s * most, split);
-        largest = pages > largest ? pages : largest;
-    }
-    return largest;
 }
 
 /* The shape comes by value, so it is of this version whatever its header says; 0 is as good as the size. */
@@ -50,7 +35,7 @@ static nbl_status shape_complete(nbl_kv_shape *shape, nbl_error *err)
 static nbl_status config_in(nbl_cache_config *c, const nbl_cache_config *config, nbl_error *err)
 {
     NBL_TRY(NBL_STRUCT_IN(nbl_cache_config, c, config, err));
-    NBL_TRY(nbl_flags_check(c->flags, 0, "nbl_cache_config", err));
+    NBL_TRY(nbl_flags_check(c->flags, NBL_CACHE_FLAGS_ALL, "nbl_cache_config", err));
     NBL_TRY(shape_complete(&c->shape, err));
     NBL_TRY(nbl_format_check("", "k_format", c->k_format, err));
     NBL_TRY(nbl_format_check("", "v_format", c->v_format, err));
@@ -60,52 +45,17 @@ static nbl_status config_in(nbl_cache_config *c, const nbl_cache_config *config,
     const uint64_t sequence_most = min_u64(c->tokens_max, NBL_KV_TOKENS_MAX);
     NBL_TRY(nbl_value_check("", "sequence_tokens_max", c->sequence_tokens_max, 0, sequence_most, err));
     NBL_TRY(nbl_value_check("", "workspace_mib", c->workspace_mib, 0, WORKSPACE_MIB_MAX, err));
+    if (c->center_tokens == 0)
+        c->center_tokens = NBL_CENTER_TOKENS_MAX;
+    NBL_TRY(nbl_value_check("", "center_tokens", c->center_tokens, NBL_CENTER_TOKENS_MIN, NBL_CENTER_TOKENS_MAX, err));
+    NBL_TRY(nbl_value_check("", "rule_count", c->rule_count, 0, NBL_RULES_MAX, err));
+    NBL_TRY(nbl_pointer_check("rules", c->rules, c->rule_count, (uint32_t) _Alignof(nbl_policy_rule), err));
+    NBL_TRY(nbl_value_check("", "append_tokens_max", c->append_tokens_max, 0, c->tokens_max, err));
+    if (c->append_tokens_max == 0)
+        c->append_tokens_max = (uint32_t)min_u64(c->tokens_max, APPEND_TOKENS_DEFAULT);
     if (c->sequence_tokens_max == 0)
         c->sequence_tokens_max = (uint32_t)sequence_most;
     return NBL_OK;
-}
-
-/* Appends a region of pages, packed layer after layer, and adds its bytes to the plan's. */
-static nbl_status region_add(nbl_plan *plan, uint32_t k_format, uint32_t v_format, uint64_t pages, nbl_error *err)
-{
-    const nbl_kv_shape *shape = &plan->config.shape;
-    const nbl_page_layout layout = nbl_layout_page(shape, k_format, v_format);
-    const uint64_t page_bytes = (layout.code_page_bytes + layout.scale_page_bytes) * shape->layers;
-    const nbl_axis axis = {pages + plan->pages, page_bytes};
-    uint64_t span;
-    /* One more page than there is, of this region's size, for all regions: keeps every sum below far from 2^64. */
-    if (pages + plan->pages > TOKENS_MAX || !nbl_axes_span(&axis, 1, page_bytes, &span))
-        return NBL_REFUSE(err, NBL_E_INVALID,
-                          "tokens_max is %" PRIu64 " with %u layers (needed: fewer than 2^31 pages "
-                          "and 2^62 bytes)",
-                          plan->config.tokens_max, shape->layers);
-    plan->page_bytes[plan->region_count] = page_bytes;
-    plan->regions[plan->region_count++] = (nbl_region){.k_format = k_format,
-                                                       .v_format = v_format,
-                                                       .first_page = plan->pages,
-                                                       .page_count = (uint32_t)pages,
-                                                       .code_page_stride = layout.code_page_bytes,
-                                                       .code_layer_stride = layout.code_page_bytes * pages,
-                                                       .scale_page_stride = layout.scale_page_bytes,
-                                                       .scale_layer_stride = layout.scale_page_bytes * pages};
-    plan->pages += (uint32_t)pages;
-    plan->code_bytes += layout.code_page_bytes * pages * shape->layers;
-    plan->scale_bytes += layout.scale_page_bytes * pages * shape->layers;
-    return NBL_OK;
-}
-
-static nbl_status regions_plan(nbl_plan *plan, nbl_error *err)
-{
-    const nbl_cache_config *c = &plan->config;
-    const uint64_t most = ceil_div(c->sequence_tokens_max, c->shape.page_tokens);
-    const bool mixed = c->sink_tokens > 0 && !(c->k_format == NBL_INT8 && c->v_format == NBL_INT8);
-    const uint64_t sink = mixed ? min_u64(ceil_div(c->sink_tokens, c->shape.page_tokens), most) : 0;
-    plan->sequence_pages_max = (uint32_t)most;
-    plan->sink_pages = (uint32_t)sink;
-    if (mixed)
-        NBL_TRY(region_add(plan, NBL_INT8, NBL_INT8, pages_needed(c, 0, sink), err));
-    const uint64_t main_pages = pages_needed(c, sink, most - sink);
-    return region_add(plan, c->k_format, c->v_format, main_pages > 0 ? main_pages : 1u, err);
 }
 
 /* Reserves bytes at *end and returns their offset. */
@@ -122,18 +72,34 @@ static void metadata_plan(nbl_plan *plan)
     const uint64_t table_most = sequences * plan->sequence_pages_max;
     nbl_metadata_layout *m = &plan->metadata;
     plan->slots_max = (uint64_t)plan->pages * plan->config.shape.page_tokens;
+    plan->list_entries = (uint32_t)min_u64(plan->pages, LIST_ENTRIES_MOST);
     plan->table_entries = min_u64(table_most, (uint64_t)TABLE_ENTRIES_PER_PAGE * plan->pages);
     m->slots = reserve(&m->bytes, plan->slots_max * sizeof(int64_t));
-    m->append_small = reserve(&m->bytes, 3u * sequences * sizeof(int32_t));
+    m->append_small = reserve(&m->bytes, 6u * sequences * sizeof(int32_t));
     m->attend_small = reserve(&m->bytes, 4u * sequences * sizeof(int32_t));
     m->table = reserve(&m->bytes, plan->table_entries * sizeof(int32_t));
+    m->lists = reserve(&m->bytes, 3u * plan->list_entries * sizeof(int32_t));
     m->stats = reserve(&m->bytes, sizeof(nbl_quant_stats));
+}
+
+/* Every cached page has a node, and so has every page that sequences hold; some more stay for pages that were evicted
+ * while their successors live. */
+static nbl_status index_plan(nbl_plan *plan, nbl_error *err)
+{
+    const nbl_cache_config *c = &plan->config;
+    if ((c->flags & NBL_CACHE_PREFIX) == 0)
+        return nbl_value_check("", "prefix_roots_max", c->prefix_roots_max, 0, 0, err);
+    plan->prefix_nodes = plan->pages + c->sequences_max;
+    NBL_TRY(nbl_value_check("", "prefix_roots_max", c->prefix_roots_max, 0, plan->pages, err));
+    plan->prefix_roots = c->prefix_roots_max != 0 ? c->prefix_roots_max : c->sequences_max + plan->pages / 4u;
+    return NBL_OK;
 }
 
 static void centers_plan(nbl_plan *plan)
 {
     const nbl_kv_shape *shape = &plan->config.shape;
-    const uint64_t vectors = (uint64_t)shape->layers * plan->config.sequences_max * shape->kv_heads;
+    plan->center_rows = plan->config.sequences_max + plan->prefix_roots;
+    const uint64_t vectors = (uint64_t)shape->layers * plan->center_rows * shape->kv_heads;
     if (shape->centering == 0)
         return;
     if ((shape->centering & NBL_CENTERING_MEAN) != 0) {
@@ -148,8 +114,10 @@ nbl_status nbl_plan_make(nbl_plan *plan, const nbl_cache_config *config, nbl_err
 {
     memset(plan, 0, sizeof *plan);
     NBL_TRY(config_in(&plan->config, config, err));
-    NBL_TRY(regions_plan(plan, err));
+    NBL_TRY(nbl_plan_classes(plan, err));
+    plan->config.rules = NULL; /* the caller's; all that they say is in the classes now */
     metadata_plan(plan);
+    NBL_TRY(index_plan(plan, err));
     centers_plan(plan);
     const uint32_t mib = plan->config.workspace_mib;
     plan->workspace_bytes = (uint64_t)(mib != 0 ? mib : WORKSPACE_MIB_DEFAULT) << 20;
@@ -166,9 +134,9 @@ nbl_cache_stats nbl_plan_stats(const nbl_plan *plan)
     stats.workspace_bytes = plan->workspace_bytes;
     stats.total_bytes =
         plan->code_bytes + plan->scale_bytes + plan->center_bytes + plan->metadata.bytes + plan->workspace_bytes;
-    stats.region_count = plan->region_count;
-    for (uint32_t i = 0; i < plan->region_count; ++i)
-        stats.pages_total[i] = plan->regions[i].page_count;
+    stats.region_count = plan->class_count;
+    for (uint32_t i = 0; i < plan->class_count; ++i)
+        stats.pages_total[i] = plan->classes[i].page_count;
     return stats;
 }
 

@@ -2,6 +2,9 @@
 /**
  * @file append.c
  * @brief cache_append: tokens of a batch to pages and slots, all or nothing.
+ *
+ * Pages are counted before any is taken, then taken and noted in cache->changes, then pages that others can see are
+ * copied, then the backend writes. A failure anywhere takes the changes back; only a success moves the lengths.
  */
 #include "cache.h"
 
@@ -9,7 +12,8 @@
 typedef struct append_work {
     nbl_cache *cache;
     const nbl_cache_append_args *args;
-    nbl_append_call call; /**< the whole call, checked; cut into runs of sequences */
+    nbl_append_call call; /**< the whole call, checked; cut into runs of pieces */
+    uint32_t pieces;      /**< in cache->pieces */
 } append_work;
 
 static uint32_t tokens_of(const append_work *w, uint32_t b)
@@ -32,9 +36,10 @@ static const int32_t *indptr_device(const append_work *w)
     return (const int32_t *)(const void *)w->cache->metadata.append_small.device;
 }
 
+/* Places in the block of small arrays: seq_indptr [4S], rows [2S]. */
 static size_t rows_offset(const append_work *w)
 {
-    return 2u * (size_t)w->cache->plan.config.sequences_max;
+    return 4u * (size_t)w->cache->plan.config.sequences_max;
 }
 
 /* Checks everything that does not depend on the runs: fields, tensors, overlap with the cache's own memory. */
@@ -42,20 +47,20 @@ static nbl_status whole_check(append_work *w, nbl_error *err)
 {
     nbl_cache *cache = w->cache;
     nbl_append_args a = NBL_INIT(nbl_append_args);
-    a.pool = &cache->pool;
-    a.layer = w->args->layer;
+    NBL_TRY(nbl_index_check("layer", w->args->layer, cache->sequences.layers, err));
+    a.pool = nbl_cache_pool(cache, w->args->layer);
+    a.layer = nbl_cache_pool_layer(cache, w->args->layer);
     a.batch = w->args->batch;
     a.k = w->args->k;
     a.v = w->args->v;
     a.slots = (const int64_t *)(const void *)cache->metadata.slots.device;
     a.seq_indptr = indptr_device(w);
-    a.centers = nbl_cache_centers(cache, a.layer, indptr_device(w) + rows_offset(w));
+    a.centers = nbl_cache_centers(cache, w->args->layer, indptr_device(w) + rows_offset(w));
     a.center_mode = NBL_CENTER_COMPUTE; /* the stricter one for overlap; each run has its own */
     a.stats = (nbl_quant_stats *)(void *)(cache->metadata_block + cache->plan.metadata.stats);
     a.workspace = cache->workspace;
     a.workspace_bytes = cache->plan.workspace_bytes;
     a.stream = w->args->stream;
-    NBL_TRY(nbl_index_check("layer", a.layer, cache->sequences.layers, err));
     /* More tokens than slots would run past the array of slots in the overlap check, and cannot fit anyway. */
     if (a.k.rank > 0 && a.k.shape[0] > cache->plan.slots_max)
         return NBL_REFUSE(err, NBL_E_NO_MEMORY,
@@ -64,91 +69,230 @@ static nbl_status whole_check(append_work *w, nbl_error *err)
     return nbl_append_in(&w->call, &a, err);
 }
 
-/* New pages of sequence b, by region. */
-static void pages_count(const append_work *w, uint32_t b, uint64_t wanted[NBL_CACHE_REGIONS_MAX])
+/* ------------------------------------------------------------------------------------------------ pages */
+
+/* Places that sequence b's new tokens touch: [begin, end). */
+static void places_of(const append_work *w, uint32_t b, uint32_t *begin, uint32_t *end)
+{
+    const uint32_t length = *length_of(w, b), page_tokens = w->cache->plan.config.shape.page_tokens;
+    *begin = length / page_tokens;
+    *end = tokens_of(w, b) > 0 ? nbl_cache_pages_of(w->cache, (uint64_t)length + tokens_of(w, b)) : *begin;
+}
+
+/* Counts the pages that sequence b needs, by class: new ones, and copies of those that others can see. */
+static void pages_count(const append_work *w, uint32_t b, uint64_t wanted[NBL_CLASSES_MAX])
 {
     const nbl_cache *cache = w->cache;
-    const uint32_t held = cache->sequences.page_counts[cache->batch[b]];
-    const uint32_t needed = nbl_cache_pages_of(cache, (uint64_t)*length_of(w, b) + tokens_of(w, b));
-    for (uint32_t place = held; place < needed; ++place)
-        wanted[place < cache->plan.sink_pages ? 0 : cache->plan.region_count - 1u]++;
+    const uint32_t index = cache->batch[b], held = cache->sequences.all[index].page_count;
+    const int32_t *pages = nbl_sequences_pages(&cache->sequences, index);
+    uint32_t begin, end;
+    places_of(w, b, &begin, &end);
+    for (uint32_t place = begin; place < end; ++place) {
+        if (place >= held)
+            wanted[nbl_plan_class(&cache->plan, place)]++;
+        else if (nbl_pages_shared(cache, pages[place]))
+            wanted[nbl_plan_class_of_page(&cache->plan, pages[place])]++;
+    }
+}
+
+/* Places of sequence b that leave the recent window once this call has succeeded: [begin, end). */
+static void demotions_of(const append_work *w, uint32_t b, uint32_t *begin, uint32_t *end)
+{
+    const nbl_cache *cache = w->cache;
+    const nbl_sequences *s = &cache->sequences;
+    const uint32_t index = cache->batch[b], page_tokens = cache->plan.config.shape.page_tokens;
+    const uint32_t recent = cache->plan.recent_tokens, dropped = s->all[index].dropped / page_tokens;
+    uint32_t whole = UINT32_MAX;
+    *begin = *end = s->all[index].cold > dropped ? s->all[index].cold : dropped;
+    if (recent == 0)
+        return;
+    for (uint32_t layer = 0; layer < s->layers; ++layer) {
+        const uint32_t added = layer == w->args->layer ? tokens_of(w, b) : 0;
+        const uint32_t length = *nbl_sequences_length(s, index, layer) + added;
+        whole = length < whole ? length : whole;
+    }
+    if (whole > recent && (whole - recent) / page_tokens > *begin)
+        *end = (whole - recent) / page_tokens;
+}
+
+/* Counts the pages that sequence b's demotions need, by class. */
+static void demotions_count(const append_work *w, uint32_t b, uint64_t wanted[NBL_CLASSES_MAX])
+{
+    uint32_t begin, end;
+    demotions_of(w, b, &begin, &end);
+    for (uint32_t place = begin; place < end; ++place) {
+        const nbl_place_run *run = nbl_plan_place(&w->cache->plan, place);
+        wanted[run->final_class] += run->final_class != run->class_index;
+    }
 }
 
 static nbl_status room_check(const append_work *w, nbl_error *err)
 {
     const nbl_cache *cache = w->cache;
-    uint64_t wanted[NBL_CACHE_REGIONS_MAX] = {0};
+    uint64_t wanted[NBL_CLASSES_MAX] = {0};
     for (uint32_t b = 0; b < w->args->batch; ++b) {
         const uint64_t length = (uint64_t)*length_of(w, b) + tokens_of(w, b);
         if (length > cache->plan.config.sequence_tokens_max)
             return NBL_REFUSE(err, NBL_E_RANGE, "sequences[%u] would have %" PRIu64 " tokens (allowed: %u)", b, length,
                               cache->plan.config.sequence_tokens_max);
-        pages_count(w, b, wanted);
     }
-    for (uint32_t r = 0; r < cache->plan.region_count; ++r) {
-        if (wanted[r] > cache->pages[r].free)
+    for (uint32_t b = 0; b < w->args->batch; ++b) {
+        pages_count(w, b, wanted);
+        demotions_count(w, b, wanted);
+    }
+    for (uint32_t c = 0; c < cache->plan.class_count; ++c) {
+        if (wanted[c] > nbl_pages_available(cache, c))
             return NBL_REFUSE(err, NBL_E_NO_MEMORY,
-                              "out of pages: region %u needs %" PRIu64 " more and has %u free of %u", r, wanted[r],
-                              cache->pages[r].free, cache->pages[r].total);
+                              "out of pages: region %u needs %" PRIu64 " more and has %u free of %u", c, wanted[c],
+                              nbl_pages_available(cache, c), cache->plan.classes[c].page_count);
     }
     return NBL_OK;
 }
 
-/* Takes the pages that sequence b lacks and writes the slots of its new tokens. */
-static void tokens_place(const append_work *w, uint32_t b)
+/* Puts a fresh page at a place of a sequence and notes the change. */
+static void page_put(nbl_cache *cache, uint32_t index, uint32_t place, int32_t before, uint32_t class_index)
+{
+    const int32_t after = nbl_pages_take(cache, class_index);
+    nbl_sequences_pages(&cache->sequences, index)[place] = after;
+    cache->changes.items[cache->changes.count++] = (nbl_change){index, place, before, after};
+    cache->page_epoch++;
+}
+
+/* Gives sequence b the pages that it lacks, and pages of its own where it is about to write into shared ones. The
+ * shared page stays held until the call has succeeded: a sequence of the same batch must not write into it in place,
+ * for the others would get it back if the call fails. */
+static void pages_put(const append_work *w, uint32_t b)
 {
     nbl_cache *cache = w->cache;
-    nbl_sequences *s = &cache->sequences;
-    const uint32_t index = cache->batch[b], page_tokens = cache->plan.config.shape.page_tokens;
-    const uint32_t begin = *length_of(w, b), count = tokens_of(w, b);
-    int32_t *pages = nbl_sequences_pages(s, index);
-    int64_t *slots = (int64_t *)(void *)cache->metadata.slots.next + w->args->seq_indptr[b];
-    while (s->page_counts[index] < nbl_cache_pages_of(cache, (uint64_t)begin + count)) {
-        const uint32_t place = s->page_counts[index]++;
-        const bool sink = place < cache->plan.sink_pages;
-        pages[place] = nbl_pages_take(&cache->pages[sink ? 0 : cache->plan.region_count - 1u]);
+    const uint32_t index = cache->batch[b];
+    nbl_sequence *sequence = &cache->sequences.all[index];
+    uint32_t begin, end;
+    places_of(w, b, &begin, &end);
+    for (uint32_t place = begin; place < end; ++place) {
+        if (place >= sequence->page_count) {
+            page_put(cache, index, place, NBL_PAGE_NONE, nbl_plan_class(&cache->plan, place));
+            sequence->page_count++;
+            continue;
+        }
+        const int32_t page = nbl_sequences_pages(&cache->sequences, index)[place];
+        if (nbl_pages_shared(cache, page))
+            page_put(cache, index, place, page, nbl_plan_class_of_page(&cache->plan, page));
+    }
+}
+
+/* Takes the pages that sequence b's demotions need; the sequence keeps its old ones until the call has succeeded. */
+static void demotions_put(const append_work *w, uint32_t b)
+{
+    nbl_cache *cache = w->cache;
+    const uint32_t index = cache->batch[b];
+    const int32_t *pages = nbl_sequences_pages(&cache->sequences, index);
+    uint32_t begin, end;
+    demotions_of(w, b, &begin, &end);
+    for (uint32_t place = begin; place < end; ++place) {
+        const nbl_place_run *run = nbl_plan_place(&cache->plan, place);
+        if (run->final_class == run->class_index)
+            continue;
+        const int32_t after = nbl_pages_take(cache, run->final_class);
+        cache->changes.items[cache->changes.count++] = (nbl_change){index, place, pages[place], after};
+    }
+}
+
+/* Takes back what pages_put and demotions_put did. */
+static void changes_undo(nbl_cache *cache)
+{
+    while (cache->changes.count > 0) {
+        const nbl_change *c = &cache->changes.items[--cache->changes.count];
+        if (cache->changes.count >= cache->changes.made)
+            ; /* a demotion is not in effect yet */
+        else if (c->before == NBL_PAGE_NONE)
+            cache->sequences.all[c->index].page_count--;
+        else
+            nbl_sequences_pages(&cache->sequences, c->index)[c->place] = c->before;
+        nbl_pages_release(cache, c->after);
         cache->page_epoch++;
     }
-    for (uint32_t t = 0; t < count; ++t) {
+}
+
+/* Puts the demoted pages in their places, and lets go of all pages that have been replaced. */
+static void changes_keep(nbl_cache *cache)
+{
+    for (uint32_t i = 0; i < cache->changes.count; ++i) {
+        const nbl_change *c = &cache->changes.items[i];
+        if (i >= cache->changes.made) {
+            nbl_sequences_pages(&cache->sequences, c->index)[c->place] = c->after;
+            cache->counters.pages_demoted++;
+            cache->page_epoch++;
+        } else if (c->before != NBL_PAGE_NONE) {
+            cache->counters.page_copies++;
+        }
+        if (c->before != NBL_PAGE_NONE)
+            nbl_pages_release(cache, c->before);
+    }
+    cache->changes.count = 0;
+}
+
+/* Launches the copies or transcodes of the changes [begin, end). */
+static nbl_status changes_launch(nbl_cache *cache, uint32_t begin, uint32_t end, nbl_stream stream, nbl_error *err)
+{
+    nbl_page_list list;
+    nbl_page_list_start(&list, cache, stream);
+    for (uint32_t i = begin; i < end; ++i) {
+        const nbl_change *c = &cache->changes.items[i];
+        if (c->before != NBL_PAGE_NONE)
+            NBL_TRY(nbl_page_list_add(&list, c->before, c->after, err));
+    }
+    return nbl_page_list_flush(&list, err);
+}
+
+/* Writes the slots of sequence b's new tokens. */
+static void slots_fill(const append_work *w, uint32_t b)
+{
+    const nbl_cache *cache = w->cache;
+    const uint32_t page_tokens = cache->plan.config.shape.page_tokens, begin = *length_of(w, b);
+    const int32_t *pages = nbl_sequences_pages(&cache->sequences, cache->batch[b]);
+    int64_t *slots = (int64_t *)(void *)cache->metadata.slots.next + w->args->seq_indptr[b];
+    for (uint32_t t = 0; t < tokens_of(w, b); ++t) {
         const uint32_t position = begin + t;
         slots[t] = (int64_t)pages[position / page_tokens] * page_tokens + position % page_tokens;
     }
 }
 
-/* Gives back what tokens_place took: every page that no layer's length reaches. */
-static void tokens_unplace(const append_work *w)
+/* ------------------------------------------------------------------------------------------------ pieces */
+
+/* A sequence without tokens in this layer gets its centre from the first tokens of this call (NUM 4.2), at most
+ * center_tokens of them; the rest of its tokens are a piece of their own. */
+static void pieces_cut(append_work *w)
 {
+    const nbl_cache_config *config = &w->cache->plan.config;
+    w->pieces = 0;
     for (uint32_t b = 0; b < w->args->batch; ++b) {
-        const uint32_t index = w->cache->batch[b];
-        const uint32_t tokens = nbl_sequences_tokens(&w->cache->sequences, index);
-        nbl_cache_pages_drop(w->cache, index, nbl_cache_pages_of(w->cache, tokens));
+        const uint32_t first = (uint32_t)w->args->seq_indptr[b], last = (uint32_t)w->args->seq_indptr[b + 1u];
+        uint32_t rest = first;
+        if (config->shape.centering != 0 && *length_of(w, b) == 0) {
+            rest = last - first > config->center_tokens ? first + config->center_tokens : last;
+            w->cache->pieces[w->pieces++] = (nbl_piece){b, first, rest, NBL_CENTER_COMPUTE};
+        }
+        if (rest < last || rest == first)
+            w->cache->pieces[w->pieces++] = (nbl_piece){b, rest, last, NBL_CENTER_USE};
     }
 }
 
-/* ------------------------------------------------------------------------------------------------ runs */
-
-/* A sequence without tokens in this layer gets its centre from this call (NUM 4.2). */
-static uint32_t mode_of(const append_work *w, uint32_t b)
-{
-    const bool first = w->cache->plan.config.shape.centering != 0 && *length_of(w, b) == 0;
-    return first ? NBL_CENTER_COMPUTE : NBL_CENTER_USE;
-}
-
-/* Narrows the call to the sequences [begin, end), which are run number run. */
+/* Narrows the call to the pieces [begin, end), which are run number run. */
 static nbl_append_call run_call(const append_work *w, uint32_t run, uint32_t begin, uint32_t end)
 {
     nbl_append_call c = w->call;
-    const int32_t first = w->args->seq_indptr[begin], last = w->args->seq_indptr[end];
-    c.tokens = (uint64_t)(last - first);
-    c.args.pool = &w->cache->pool;
+    const nbl_piece *pieces = w->cache->pieces;
+    const uint32_t first = pieces[begin].begin, last = pieces[end - 1u].end;
+    c.tokens = last - first;
+    c.args.pool = nbl_cache_pool(w->cache, w->args->layer);
     c.args.batch = end - begin;
-    c.args.k = nbl_cache_rows(&w->call.args.k, (uint64_t)first, (uint64_t)last);
-    c.args.v = nbl_cache_rows(&w->call.args.v, (uint64_t)first, (uint64_t)last);
+    c.args.k = nbl_cache_rows(&w->call.args.k, first, last);
+    c.args.v = nbl_cache_rows(&w->call.args.v, first, last);
     c.args.slots += first;
-    c.args.seq_indptr = indptr_device(w) + begin + run; /* each run has one entry more than sequences */
+    c.args.seq_indptr = indptr_device(w) + begin + run; /* each run has one entry more than pieces */
     if (c.args.centers.rows != NULL)
         c.args.centers.rows += begin;
-    c.args.center_mode = mode_of(w, begin);
+    c.args.center_mode = pieces[begin].mode;
     return c;
 }
 
@@ -160,22 +304,23 @@ static nbl_status run_fits(const append_work *w, uint32_t begin, uint32_t end, b
     *out_fits = bytes <= w->cache->plan.workspace_bytes;
     if (!*out_fits && end - begin == 1)
         return NBL_REFUSE(err, NBL_E_NO_MEMORY,
-                          "sequences[%u] with %u tokens needs a workspace of %" PRIu64
+                          "sequences[%u] with %" PRIu64 " tokens needs a workspace of %" PRIu64
                           " bytes (workspace_mib gives %" PRIu64 ")",
-                          begin, tokens_of(w, begin), bytes, w->cache->plan.workspace_bytes);
+                          w->cache->pieces[begin].b, c.tokens, bytes, w->cache->plan.workspace_bytes);
     return NBL_OK;
 }
 
-/* Cuts the batch into runs of one centre mode that fit the workspace; run i is [cuts[i], cuts[i + 1]). */
+/* Cuts the pieces into runs of one centre mode that fit the workspace; run i is [cuts[i], cuts[i + 1]). */
 static nbl_status runs_cut(const append_work *w, uint32_t *out_runs, nbl_error *err)
 {
+    const nbl_piece *pieces = w->cache->pieces;
     uint32_t *cuts = w->cache->cuts, runs = 0;
     cuts[0] = 0;
-    while (cuts[runs] < w->args->batch) {
+    while (cuts[runs] < w->pieces) {
         const uint32_t begin = cuts[runs];
         uint32_t end = begin + 1u;
         bool fits = false;
-        while (end < w->args->batch && mode_of(w, end) == mode_of(w, begin))
+        while (end < w->pieces && pieces[end].mode == pieces[begin].mode)
             ++end;
         NBL_TRY(run_fits(w, begin, end, &fits, err));
         while (!fits) {
@@ -188,17 +333,31 @@ static nbl_status runs_cut(const append_work *w, uint32_t *out_runs, nbl_error *
     return NBL_OK;
 }
 
-/* Each run's indptr starts at 0 again; rows follow the batch. */
+/* Sequences that compute a centre write into a row of their own. */
+static nbl_status rows_own(const append_work *w, nbl_error *err)
+{
+    for (uint32_t i = 0; i < w->pieces; ++i) {
+        const nbl_piece *piece = &w->cache->pieces[i];
+        if (piece->mode == NBL_CENTER_COMPUTE && piece->end > piece->begin)
+            NBL_TRY(nbl_cache_row_own(w->cache, w->cache->batch[piece->b], w->args->stream, err));
+    }
+    return NBL_OK;
+}
+
+/* Each run's indptr starts at 0 again; rows follow the pieces. */
 static void small_fill(const append_work *w, uint32_t runs)
 {
+    const nbl_cache *cache = w->cache;
     int32_t *indptr = indptr_host(w), *rows = indptr + rows_offset(w);
-    const uint32_t *cuts = w->cache->cuts;
     for (uint32_t run = 0; run < runs; ++run) {
-        for (uint32_t b = cuts[run]; b <= cuts[run + 1u]; ++b)
-            indptr[b + run] = w->args->seq_indptr[b] - w->args->seq_indptr[cuts[run]];
+        const uint32_t first = cache->pieces[cache->cuts[run]].begin;
+        for (uint32_t i = cache->cuts[run]; i < cache->cuts[run + 1u]; ++i) {
+            indptr[i + run] = (int32_t)(cache->pieces[i].begin - first);
+            indptr[i + run + 1u] = (int32_t)(cache->pieces[i].end - first);
+        }
     }
-    for (uint32_t b = 0; b < w->args->batch; ++b)
-        rows[b] = (int32_t)w->cache->batch[b];
+    for (uint32_t i = 0; i < w->pieces; ++i)
+        rows[i] = (int32_t)cache->sequences.all[cache->batch[cache->pieces[i].b]].row;
 }
 
 static nbl_status runs_launch(const append_work *w, uint32_t runs, nbl_error *err)
@@ -218,21 +377,71 @@ static nbl_status runs_launch(const append_work *w, uint32_t runs, nbl_error *er
     return NBL_OK;
 }
 
-static nbl_status append_run(append_work *w, nbl_error *err)
+/* ------------------------------------------------------------------------------------------------ the call */
+
+static nbl_status work_launch(append_work *w, uint32_t runs, nbl_error *err)
 {
-    uint32_t runs = 0;
-    NBL_TRY(room_check(w, err));
-    NBL_TRY(runs_cut(w, &runs, err));
+    NBL_TRY(rows_own(w, err));
+    const nbl_changes *changes = &w->cache->changes;
+    NBL_TRY(changes_launch(w->cache, 0, changes->made, w->args->stream, err));
     for (uint32_t b = 0; b < w->args->batch; ++b)
-        tokens_place(w, b);
+        slots_fill(w, b);
     small_fill(w, runs);
-    const nbl_status status = runs_launch(w, runs, err);
-    if (status != NBL_OK) {
-        tokens_unplace(w);
-        return status;
+    NBL_TRY(runs_launch(w, runs, err));
+    return changes_launch(w->cache, changes->made, changes->count, w->args->stream, err);
+}
+
+/* Takes all pages that the call needs; room_check has seen that they are there. */
+static void pages_take(const append_work *w)
+{
+    nbl_changes *changes = &w->cache->changes;
+    for (uint32_t b = 0; b < w->args->batch; ++b)
+        pages_put(w, b);
+    changes->made = changes->count;
+    for (uint32_t b = 0; b < w->args->batch; ++b)
+        demotions_put(w, b);
+}
+
+/* Moves the lengths of all sequences, and how far their pages are in their final class. */
+static void lengths_move(const append_work *w)
+{
+    nbl_sequences *s = &w->cache->sequences;
+    for (uint32_t b = 0; b < w->args->batch; ++b) {
+        uint32_t begin;
+        demotions_of(w, b, &begin, &s->all[w->cache->batch[b]].cold);
     }
     for (uint32_t b = 0; b < w->args->batch; ++b)
         *length_of(w, b) += tokens_of(w, b);
+}
+
+/* Notes from how many tokens the centres of this call come. */
+static void bases_note(const append_work *w)
+{
+    nbl_cache *cache = w->cache;
+    for (uint32_t i = 0; i < w->pieces; ++i) {
+        const nbl_piece *piece = &cache->pieces[i];
+        const uint32_t row = cache->sequences.all[cache->batch[piece->b]].row;
+        if (piece->mode == NBL_CENTER_COMPUTE && piece->end > piece->begin)
+            *nbl_rows_basis(&cache->rows, row, w->args->layer) =
+                nbl_plan_basis(&cache->plan, piece->end - piece->begin);
+    }
+}
+
+static nbl_status append_run(append_work *w, nbl_error *err)
+{
+    uint32_t runs = 0;
+    pieces_cut(w);
+    NBL_TRY(room_check(w, err));
+    NBL_TRY(runs_cut(w, &runs, err));
+    pages_take(w);
+    const nbl_status status = work_launch(w, runs, err);
+    if (status != NBL_OK) {
+        changes_undo(w->cache);
+        return status;
+    }
+    changes_keep(w->cache);
+    bases_note(w);
+    lengths_move(w);
     return NBL_OK;
 }
 

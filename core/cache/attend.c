@@ -40,8 +40,8 @@ static nbl_attend_args whole_args(const attend_work *w)
     const int32_t *small = (const int32_t *)(const void *)cache->metadata.attend_small.device;
     nbl_attend_args a = NBL_INIT(nbl_attend_args);
     a.flags = in->flags;
-    a.pool = &cache->pool;
-    a.layer = in->layer;
+    a.pool = nbl_cache_pool(cache, in->layer);
+    a.layer = nbl_cache_pool_layer(cache, in->layer);
     a.q_heads = in->q_heads;
     a.q_format = in->q_format;
     a.batch = in->batch;
@@ -76,6 +76,27 @@ static nbl_status whole_check(attend_work *w, nbl_error *err)
     return nbl_attend_in(&w->call, &a, err);
 }
 
+/* Rows must not see tokens that seq_drop_prefix has given up: the window of the first row ends after them. */
+static nbl_status dropped_check(const attend_work *w, nbl_error *err)
+{
+    for (uint32_t b = 0; b < w->args->batch; ++b) {
+        const uint32_t dropped = w->cache->sequences.all[w->cache->batch[b]].dropped;
+        if (dropped == 0 || q_len_of(w, b) == 0)
+            continue;
+        const int64_t position = (int64_t)kv_len_of(w, b) - q_len_of(w, b);
+        if ((w->args->flags & NBL_ATTEND_WINDOW_LEFT) == 0)
+            return NBL_REFUSE(err, NBL_E_RANGE,
+                              "sequences[%u] has dropped its first %u tokens (needed: NBL_ATTEND_WINDOW_LEFT)", b,
+                              dropped);
+        if (position - (int64_t)w->args->window_left < (int64_t)dropped)
+            return NBL_REFUSE(err, NBL_E_RANGE,
+                              "window_left is %u, so the row at position %" PRId64
+                              " of sequences[%u] sees dropped tokens (allowed: tokens from %u on)",
+                              w->args->window_left, position, b, dropped);
+    }
+    return NBL_OK;
+}
+
 /* ------------------------------------------------------------------------------------------------ groups */
 
 /* Narrows the call to the sequences [begin, end), which are group number group. */
@@ -84,7 +105,7 @@ static nbl_attend_call group_call(const attend_work *w, uint32_t group, uint32_t
     nbl_attend_call c = w->call;
     const uint64_t first = (uint64_t)w->args->q_indptr[begin], last = (uint64_t)w->args->q_indptr[end];
     c.q_tokens = last - first;
-    c.args.pool = &w->cache->pool;
+    c.args.pool = nbl_cache_pool(w->cache, w->args->layer);
     c.args.batch = end - begin;
     c.args.q = nbl_cache_rows(&w->call.args.q, first, last);
     c.args.o = nbl_cache_rows(&w->call.args.o, first, last);
@@ -150,7 +171,7 @@ static void small_fill(const attend_work *w, uint32_t groups)
     }
     for (uint32_t b = 0; b < w->args->batch; ++b) {
         kv_len[b] = (int32_t)kv_len_of(w, b);
-        rows[b] = (int32_t)w->cache->batch[b];
+        rows[b] = (int32_t)w->cache->sequences.all[w->cache->batch[b]].row;
     }
 }
 
@@ -185,6 +206,7 @@ nbl_status nbl_api_cache_attend(nbl_cache *cache, const nbl_cache_attend_args *a
     NBL_TRY(nbl_tensor_tokens(&a.q, "q", "[Tq, Hq, Dk]", 3, 0, &rows, err));
     NBL_TRY(nbl_cache_indptr_check("q_indptr", a.q_indptr, a.batch, rows, err));
     NBL_TRY(whole_check(&work, err));
+    NBL_TRY(dropped_check(&work, err));
     if (work.call.q_tokens == 0)
         return NBL_OK;
     NBL_TRY(groups_cut(&work, &groups, err));

@@ -8,9 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Copies outside any stream of the caller's: complete when they return, after all earlier work. */
-static const nbl_stream stream_host = {.kind = NBL_STREAM_HOST};
-
 nbl_status nbl_cache_check(const nbl_cache *cache, nbl_error *err)
 {
     return nbl_handle_check(cache, NBL_HANDLE_CACHE, err);
@@ -25,12 +22,17 @@ static void parts_close(nbl_cache *cache)
         if (blocks[i] != NULL)
             cache->device->backend->memory_free(cache->device->inner, blocks[i]);
     }
-    for (uint32_t i = 0; i < cache->plan.region_count; ++i)
-        nbl_pages_close(&cache->pages[i]);
+    nbl_debug_close(cache);
+    nbl_pages_close(&cache->pages);
+    nbl_rows_close(&cache->rows);
+    nbl_index_close(&cache->index);
     nbl_sequences_close(&cache->sequences);
     nbl_metadata_close(&cache->metadata);
+    free(cache->changes.items);
+    free(cache->pieces);
     free(cache->batch);
     free(cache->cuts);
+    pthread_mutex_destroy(&cache->mutex);
 }
 
 static nbl_status device_open(nbl_cache *cache, nbl_error *err)
@@ -47,54 +49,90 @@ static nbl_status device_open(nbl_cache *cache, nbl_error *err)
         NBL_TRY(nbl_api_memory_alloc(cache->device, plan->center_bytes, &cache->centers, err));
     const nbl_quant_stats zero = {0};
     return nbl_api_memory_copy(cache->device, cache->metadata_block + plan->metadata.stats, &zero, sizeof zero,
-                               NBL_COPY_TO_DEVICE, stream_host, err);
+                               NBL_COPY_TO_DEVICE, nbl_stream_host, err);
 }
 
 static bool host_open(nbl_cache *cache)
 {
     const nbl_plan *plan = &cache->plan;
+    const size_t sequences = plan->config.sequences_max;
     bool ok = nbl_sequences_open(&cache->sequences, plan);
-    for (uint32_t i = 0; i < plan->region_count; ++i)
-        ok = nbl_pages_open(&cache->pages[i], &plan->regions[i]) && ok;
+    ok = nbl_pages_open(&cache->pages, plan) && ok;
+    ok = nbl_rows_open(&cache->rows, plan) && ok;
+    ok = nbl_index_open(&cache->index, plan) && ok;
     ok = nbl_metadata_open(&cache->metadata, plan, cache->metadata_block) && ok;
-    cache->batch = malloc(plan->config.sequences_max * sizeof *cache->batch);
-    cache->cuts = malloc((plan->config.sequences_max + 1u) * sizeof *cache->cuts);
-    return ok && cache->batch != NULL && cache->cuts != NULL;
+    cache->changes.items = malloc(plan->pages * sizeof *cache->changes.items);
+    cache->pieces = malloc(2u * sequences * sizeof *cache->pieces);
+    cache->batch = malloc(sequences * sizeof *cache->batch);
+    cache->cuts = malloc((2u * sequences + 1u) * sizeof *cache->cuts);
+    return ok && cache->changes.items != NULL && cache->pieces != NULL && cache->batch != NULL && cache->cuts != NULL;
 }
 
-/* Lays the regions one after the other into the pools. */
-static void pool_make(nbl_cache *cache)
+/* Lays the classes of all groups one after the other into the pools. */
+static void pools_make(nbl_cache *cache)
 {
-    const uint32_t layers = cache->plan.config.shape.layers;
     uint8_t *codes = cache->codes, *scales = cache->scales;
-    for (uint32_t i = 0; i < cache->plan.region_count; ++i) {
-        nbl_region *region = &cache->regions[i];
-        *region = cache->plan.regions[i];
-        region->codes = codes;
-        region->scales = scales;
-        codes += region->code_layer_stride * layers;
-        scales += region->scale_layer_stride * layers;
+    for (uint32_t g = 0; g < cache->plan.group_count; ++g) {
+        nbl_layer_group *group = &cache->groups[g];
+        *group = cache->plan.groups[g];
+        for (uint32_t c = 0; c < cache->plan.class_count; ++c) {
+            nbl_region *region = &group->regions[c];
+            region->codes = codes += nbl_plan_guard(&cache->plan);
+            region->scales = scales += nbl_plan_guard(&cache->plan);
+            codes += region->code_page_stride * region->page_count;
+            scales += region->scale_page_stride * region->page_count;
+        }
+        cache->pools[g] = (nbl_pool)NBL_INIT(nbl_pool);
+        cache->pools[g].shape = &group->shape;
+        cache->pools[g].regions = group->regions;
+        cache->pools[g].region_count = cache->plan.class_count;
     }
-    cache->pool = (nbl_pool)NBL_INIT(nbl_pool);
-    cache->pool.shape = &cache->plan.config.shape;
-    cache->pool.regions = cache->regions;
-    cache->pool.region_count = cache->plan.region_count;
+}
+
+/* What the cache does with pages of one pair of formats. */
+static nbl_status pair_supports(nbl_device *device, const nbl_kv_shape *shape, const nbl_region *region, nbl_error *err)
+{
+    static const uint32_t ops[] = {NBL_OP_APPEND, NBL_OP_ATTEND, NBL_OP_COPY_PAGES};
+    nbl_op_desc desc = NBL_INIT(nbl_op_desc);
+    desc.shape = shape;
+    desc.in_dtype = NBL_F32;
+    desc.out_dtype = NBL_F32;
+    desc.q_heads = shape->kv_heads;
+    desc.k_format = region->k_format;
+    desc.v_format = region->v_format;
+    for (size_t i = 0; i < sizeof ops / sizeof ops[0]; ++i) {
+        desc.op = ops[i];
+        NBL_TRY(nbl_api_supports(device, &desc, err));
+    }
+    return NBL_OK;
+}
+
+/* What the cache does with pages that leave the recent window. */
+static nbl_status demotions_support(nbl_device *device, const nbl_plan *plan, const nbl_layer_group *group,
+                                    nbl_error *err)
+{
+    nbl_op_desc desc = NBL_INIT(nbl_op_desc);
+    desc.shape = &group->shape;
+    desc.op = NBL_OP_TRANSCODE;
+    for (uint32_t i = 0; i < plan->place_count; ++i) {
+        const nbl_region *from = &group->regions[plan->places[i].class_index];
+        const nbl_region *to = &group->regions[plan->places[i].final_class];
+        desc.k_format = from->k_format;
+        desc.v_format = from->v_format;
+        desc.dst_k_format = to->k_format;
+        desc.dst_v_format = to->v_format;
+        if (from != to)
+            NBL_TRY(nbl_api_supports(device, &desc, err));
+    }
+    return NBL_OK;
 }
 
 static nbl_status supports_check(nbl_device *device, const nbl_plan *plan, nbl_error *err)
 {
-    nbl_op_desc desc = NBL_INIT(nbl_op_desc);
-    desc.shape = &plan->config.shape;
-    desc.in_dtype = NBL_F32;
-    desc.out_dtype = NBL_F32;
-    desc.q_heads = plan->config.shape.kv_heads;
-    for (uint32_t i = 0; i < plan->region_count; ++i) {
-        desc.k_format = plan->regions[i].k_format;
-        desc.v_format = plan->regions[i].v_format;
-        desc.op = NBL_OP_APPEND;
-        NBL_TRY(nbl_api_supports(device, &desc, err));
-        desc.op = NBL_OP_ATTEND;
-        NBL_TRY(nbl_api_supports(device, &desc, err));
+    for (uint32_t g = 0; g < plan->group_count; ++g) {
+        for (uint32_t c = 0; c < plan->class_count; ++c)
+            NBL_TRY(pair_supports(device, &plan->groups[g].shape, &plan->groups[g].regions[c], err));
+        NBL_TRY(demotions_support(device, plan, &plan->groups[g], err));
     }
     return NBL_OK;
 }
@@ -104,8 +142,8 @@ static nbl_status parts_open(nbl_cache *cache, nbl_error *err)
     NBL_TRY(device_open(cache, err));
     if (!host_open(cache))
         return NBL_REFUSE(err, NBL_E_NO_MEMORY, "no host memory for the sequences of the cache");
-    pool_make(cache);
-    return NBL_OK;
+    pools_make(cache);
+    return nbl_debug_open(cache, err);
 }
 
 nbl_status nbl_api_cache_create(nbl_device *device, const nbl_cache_config *config, nbl_cache **out_cache,
@@ -121,6 +159,7 @@ nbl_status nbl_api_cache_create(nbl_device *device, const nbl_cache_config *conf
         return NBL_REFUSE(err, NBL_E_NO_MEMORY, "no host memory for the cache");
     cache->device = device;
     cache->plan = plan;
+    pthread_mutex_init(&cache->mutex, NULL);
     const nbl_status status = parts_open(cache, err);
     if (status != NBL_OK) {
         parts_close(cache);
@@ -144,81 +183,6 @@ nbl_status nbl_api_cache_destroy(nbl_cache *cache, nbl_error *err)
     return NBL_OK;
 }
 
-nbl_status nbl_api_cache_stats(nbl_cache *cache, nbl_cache_stats *out_stats, nbl_error *err)
-{
-    NBL_TRY(nbl_cache_check(cache, err));
-    NBL_TRY(NBL_STRUCT_OUT_CHECK(nbl_cache_stats, out_stats, err));
-    nbl_cache_stats stats = nbl_plan_stats(&cache->plan);
-    for (uint32_t i = 0; i < cache->plan.region_count; ++i) {
-        stats.pages_used[i] = cache->pages[i].total - cache->pages[i].free;
-        stats.used_bytes += stats.pages_used[i] * cache->plan.page_bytes[i];
-    }
-    stats.sequences = cache->sequences.alive;
-    for (uint32_t i = 0; i < cache->sequences.count_max; ++i)
-        stats.tokens += nbl_sequences_tokens(&cache->sequences, i);
-    NBL_TRY(nbl_api_memory_copy(cache->device, &stats.quant, cache->metadata_block + cache->plan.metadata.stats,
-                                sizeof stats.quant, NBL_COPY_TO_HOST, stream_host, err));
-    nbl_struct_out(out_stats, &stats, (uint32_t)sizeof stats);
-    return NBL_OK;
-}
-
-/* ------------------------------------------------------------------------------------------------ sequences */
-
-void nbl_cache_pages_drop(nbl_cache *cache, uint32_t index, uint32_t keep)
-{
-    nbl_sequences *s = &cache->sequences;
-    const int32_t *pages = nbl_sequences_pages(s, index);
-    while (s->page_counts[index] > keep) {
-        const uint32_t place = --s->page_counts[index];
-        const bool sink = place < cache->plan.sink_pages;
-        nbl_pages_give(&cache->pages[sink ? 0 : cache->plan.region_count - 1u], pages[place]);
-        cache->page_epoch++;
-    }
-}
-
-nbl_status nbl_api_seq_create(nbl_cache *cache, uint64_t *out_sequence, nbl_error *err)
-{
-    NBL_TRY(nbl_cache_check(cache, err));
-    NBL_TRY(nbl_pointer_check("out_sequence", out_sequence, 1, (uint32_t) _Alignof(uint64_t), err));
-    return nbl_sequences_create(&cache->sequences, out_sequence, err);
-}
-
-nbl_status nbl_api_seq_free(nbl_cache *cache, uint64_t sequence, nbl_error *err)
-{
-    uint32_t index = 0;
-    NBL_TRY(nbl_cache_check(cache, err));
-    NBL_TRY(nbl_sequences_find(&cache->sequences, sequence, &index, err));
-    nbl_cache_pages_drop(cache, index, 0);
-    nbl_sequences_end(&cache->sequences, index);
-    return NBL_OK;
-}
-
-nbl_status nbl_api_seq_length(nbl_cache *cache, uint64_t sequence, uint32_t layer, uint32_t *out_tokens, nbl_error *err)
-{
-    uint32_t index = 0;
-    NBL_TRY(nbl_cache_check(cache, err));
-    NBL_TRY(nbl_pointer_check("out_tokens", out_tokens, 1, (uint32_t) _Alignof(uint32_t), err));
-    NBL_TRY(nbl_sequences_find(&cache->sequences, sequence, &index, err));
-    NBL_TRY(nbl_index_check("layer", layer, cache->sequences.layers, err));
-    *out_tokens = *nbl_sequences_length(&cache->sequences, index, layer);
-    return NBL_OK;
-}
-
-nbl_status nbl_api_seq_truncate(nbl_cache *cache, uint64_t sequence, uint32_t tokens, nbl_error *err)
-{
-    uint32_t index = 0;
-    NBL_TRY(nbl_cache_check(cache, err));
-    nbl_sequences *s = &cache->sequences;
-    NBL_TRY(nbl_sequences_find(s, sequence, &index, err));
-    NBL_TRY(nbl_index_check("tokens", tokens, (uint64_t)nbl_sequences_tokens(s, index) + 1u, err));
-    for (uint32_t layer = 0; layer < s->layers; ++layer) {
-        uint32_t *length = nbl_sequences_length(s, index, layer);
-        *length = *length < tokens ? *length : tokens;
-    }
-    nbl_cache_pages_drop(cache, index, nbl_cache_pages_of(cache, tokens));
-    return NBL_OK;
-}
-
 /* ------------------------------------------------------------------------------------------------ batches */
 
 nbl_status nbl_cache_batch_find(nbl_cache *cache, const uint64_t *handles, uint32_t count, bool distinct,
@@ -231,10 +195,10 @@ nbl_status nbl_cache_batch_find(nbl_cache *cache, const uint64_t *handles, uint3
     for (uint32_t b = 0; b < count; ++b) {
         uint32_t *index = &cache->batch[b];
         NBL_TRY(nbl_sequences_find(s, handles[b], index, err));
-        if (distinct && s->marks[*index] == s->mark)
+        if (distinct && s->all[*index].mark == s->mark)
             return NBL_REFUSE(err, NBL_E_INVALID, "sequences[%u] is %#" PRIx64 ", named before (needed: all different)",
                               b, handles[b]);
-        s->marks[*index] = s->mark;
+        s->all[*index].mark = s->mark;
     }
     return NBL_OK;
 }
@@ -256,23 +220,6 @@ nbl_status nbl_cache_indptr_check(const char *name, const int32_t *indptr, uint3
         return NBL_REFUSE(err, NBL_E_RANGE, "%s[%u] is %d (needed: %" PRIu64 ", the rows given)", name, count,
                           indptr[count], total);
     return NBL_OK;
-}
-
-nbl_centers nbl_cache_centers(const nbl_cache *cache, uint32_t layer, const int32_t *rows)
-{
-    const nbl_cache_config *c = &cache->plan.config;
-    const uint64_t heads = (uint64_t)layer * c->sequences_max * c->shape.kv_heads;
-    nbl_centers centers = {.row_count = c->sequences_max};
-    if (c->shape.centering == 0)
-        return centers;
-    if ((c->shape.centering & NBL_CENTERING_MEAN) != 0) {
-        centers.codes = (int8_t *)cache->centers + cache->plan.center_codes + heads * c->shape.k_dim;
-        centers.exponents = (uint8_t *)cache->centers + cache->plan.center_exponents + heads;
-    }
-    if ((c->shape.centering & NBL_CENTERING_SHIFT) != 0)
-        centers.shifts = (uint8_t *)cache->centers + cache->plan.center_shifts + heads * c->shape.k_dim;
-    centers.rows = rows;
-    return centers;
 }
 
 nbl_tensor nbl_cache_rows(const nbl_tensor *tensor, uint64_t begin, uint64_t end)

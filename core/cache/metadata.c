@@ -29,7 +29,8 @@ bool nbl_metadata_open(nbl_metadata *metadata, const nbl_plan *plan, void *devic
     metadata->table_rows = malloc(plan->config.sequences_max * sizeof *metadata->table_rows);
     return mirror_open(&metadata->slots, device_block, m->slots, m->append_small) &&
            mirror_open(&metadata->append_small, device_block, m->append_small, m->attend_small) &&
-           mirror_open(&metadata->attend_small, device_block, m->attend_small, m->table) && metadata->table != NULL &&
+           mirror_open(&metadata->attend_small, device_block, m->attend_small, m->table) &&
+           mirror_open(&metadata->lists, device_block, m->lists, m->stats) && metadata->table != NULL &&
            metadata->table_rows != NULL;
 }
 
@@ -38,6 +39,7 @@ void nbl_metadata_close(nbl_metadata *metadata)
     mirror_close(&metadata->slots);
     mirror_close(&metadata->append_small);
     mirror_close(&metadata->attend_small);
+    mirror_close(&metadata->lists);
     free(metadata->table);
     free(metadata->table_rows);
     memset(metadata, 0, sizeof *metadata);
@@ -56,6 +58,17 @@ nbl_status nbl_mirror_send(const nbl_device *device, nbl_mirror *mirror, uint64_
     return NBL_OK;
 }
 
+/* First `stride` places of a sequence into a row of the table, page 0 where there is none. */
+static void table_row(const nbl_cache *cache, uint32_t index, uint32_t stride, int32_t *row)
+{
+    const uint32_t page_count = cache->sequences.all[index].page_count;
+    const uint32_t held = page_count < stride ? page_count : stride;
+    const uint32_t gone = cache->sequences.all[index].dropped / cache->plan.config.shape.page_tokens;
+    memset(row, 0, stride * sizeof *row);
+    if (gone < held)
+        memcpy(row + gone, nbl_sequences_pages(&cache->sequences, index) + gone, (held - gone) * sizeof *row);
+}
+
 static bool table_known(const nbl_cache *cache, const uint32_t *rows, uint32_t count, uint32_t stride)
 {
     const nbl_metadata *m = &cache->metadata;
@@ -70,12 +83,8 @@ nbl_status nbl_metadata_send_table(nbl_cache *cache, const uint32_t *rows, uint3
     const uint64_t bytes = (uint64_t)count * stride * sizeof *m->table;
     if (bytes == 0 || table_known(cache, rows, count, stride))
         return NBL_OK;
-    memset(m->table, 0, bytes);
-    for (uint32_t i = 0; i < count; ++i) {
-        const uint32_t held = cache->sequences.page_counts[rows[i]];
-        memcpy(m->table + (size_t)i * stride, nbl_sequences_pages(&cache->sequences, rows[i]),
-               (held < stride ? held : stride) * sizeof *m->table);
-    }
+    for (uint32_t i = 0; i < count; ++i)
+        table_row(cache, rows[i], stride, m->table + (size_t)i * stride);
     m->table_count = 0;
     NBL_TRY(cache->device->backend->memory_copy(cache->device->inner,
                                                 cache->metadata_block + cache->plan.metadata.table, m->table, bytes,

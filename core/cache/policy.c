@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file policy.c
- * @brief Recipes: names for choices of formats and transforms (docs/formats.md F8), as data.
+ * @brief Recipes and policies: names for choices of formats and transforms (docs/formats.md F8, docs/kv-cache.md), as
+ * data.
  */
 #include "cache.h"
 
@@ -72,6 +73,11 @@ static bool word_next(const char **cursor, word *out)
     return true;
 }
 
+static bool word_starts(const word *w, const char *key)
+{
+    return w->bytes >= strlen(key) && memcmp(w->text, key, strlen(key)) == 0;
+}
+
 static nbl_status name_parse(const word *name, nbl_recipe *r, nbl_error *err)
 {
     for (size_t i = 0; i < sizeof recipes / sizeof recipes[0]; ++i) {
@@ -114,32 +120,36 @@ static bool number_parse(const char *text, size_t bytes, uint32_t *out)
     return true;
 }
 
-/* given has bit i set once keys[i] was seen. */
+#define RECIPE_KEYS 4u
+#define RECIPE_MODIFIERS "hadamard=N, vhadamard=N, center=0..3, sinks=N"
+
+/* Index of the key that a word starts with, RECIPE_KEYS if there is none. */
+static size_t key_find(const word *w)
+{
+    static const char *const keys[RECIPE_KEYS] = {"hadamard=", "vhadamard=", "center=", "sinks="};
+    size_t i = 0;
+    while (i < RECIPE_KEYS && !word_starts(w, keys[i]))
+        ++i;
+    return i;
+}
+
+/* given has bit i set once key i was seen. */
 static nbl_status modifier_parse(const word *w, nbl_recipe *r, uint32_t *given, nbl_error *err)
 {
-    const struct {
-        const char *key;
-        uint32_t *field;
-    } keys[] = {{"hadamard=", &r->k_hadamard},
-                {"vhadamard=", &r->v_hadamard},
-                {"center=", &r->centering},
-                {"sinks=", &r->sink_tokens}};
-    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; ++i) {
-        const size_t key_bytes = strlen(keys[i].key);
-        if (w->bytes < key_bytes || memcmp(w->text, keys[i].key, key_bytes) != 0)
-            continue;
-        if ((*given >> i & 1u) != 0)
-            return NBL_REFUSE(err, NBL_E_INVALID, "recipe modifier \"%.*s\" comes twice (allowed: once)", (int)w->bytes,
-                              w->text);
-        *given |= 1u << i;
-        if (number_parse(w->text + key_bytes, w->bytes - key_bytes, keys[i].field))
-            return NBL_OK;
-        return NBL_REFUSE(err, NBL_E_INVALID, "recipe modifier \"%.*s\" has no number (needed: %sN)", (int)w->bytes,
-                          w->text, keys[i].key);
-    }
-    return NBL_REFUSE(err, NBL_E_INVALID,
-                      "recipe modifier \"%.*s\" is unknown (known: hadamard=N, vhadamard=N, center=0..3, sinks=N)",
-                      (int)w->bytes, w->text);
+    uint32_t *const fields[RECIPE_KEYS] = {&r->k_hadamard, &r->v_hadamard, &r->centering, &r->sink_tokens};
+    const size_t key = key_find(w);
+    if (key == RECIPE_KEYS)
+        return NBL_REFUSE(err, NBL_E_INVALID, "recipe modifier \"%.*s\" is unknown (known: " RECIPE_MODIFIERS ")",
+                          (int)w->bytes, w->text);
+    if ((*given >> key & 1u) != 0)
+        return NBL_REFUSE(err, NBL_E_INVALID, "recipe modifier \"%.*s\" comes twice (allowed: once)", (int)w->bytes,
+                          w->text);
+    *given |= 1u << key;
+    const size_t key_bytes = (size_t)((const char *)memchr(w->text, '=', w->bytes) - w->text) + 1u;
+    if (number_parse(w->text + key_bytes, w->bytes - key_bytes, fields[key]))
+        return NBL_OK;
+    return NBL_REFUSE(err, NBL_E_INVALID, "recipe modifier \"%.*s\" has no number (needed: %.*sN)", (int)w->bytes,
+                      w->text, (int)key_bytes, w->text);
 }
 
 static nbl_status dim_check(const char *field, uint32_t dim, uint32_t dim_max, nbl_error *err)
@@ -177,5 +187,154 @@ nbl_status nbl_api_recipe_parse(const char *name, uint32_t k_dim, uint32_t v_dim
         NBL_TRY(modifier_parse(&w, &r, &given, err));
     NBL_TRY(values_check(&r, k_dim, v_dim, err));
     nbl_struct_out(out_recipe, &r, (uint32_t)sizeof r);
+    return NBL_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------ policies */
+
+/* The policy at work. */
+typedef struct policy_work {
+    nbl_policy *policy;
+    uint32_t layers, k_dim, v_dim;
+    uint32_t recent, beyond; /* modifiers seen */
+} policy_work;
+
+static nbl_status rule_add(policy_work *w, const word *modifier, nbl_policy_rule rule, nbl_error *err)
+{
+    if (w->policy->rule_count == NBL_RULES_MAX)
+        return NBL_REFUSE(err, NBL_E_INVALID, "policy modifier \"%.*s\" is one too many (allowed: %u rules)",
+                          (int)modifier->bytes, modifier->text, NBL_RULES_MAX);
+    w->policy->rules[w->policy->rule_count++] = rule;
+    return NBL_OK;
+}
+
+/* N, N:k or N:v: so many tokens of a scope in int8, of both kinds or of one. */
+static nbl_status scope_parse(policy_work *w, const word *modifier, const char *key, uint32_t scope, nbl_error *err)
+{
+    const size_t key_bytes = strlen(key);
+    word value = {modifier->text + key_bytes, modifier->bytes - key_bytes};
+    nbl_policy_rule rule = {.scope = scope, .k_format = NBL_INT8, .v_format = NBL_INT8};
+    if (value.bytes > 2 && value.text[value.bytes - 2u] == ':') {
+        const char kind = value.text[value.bytes - 1u];
+        rule.k_format = kind == 'k' ? NBL_INT8 : NBL_FORMAT_NONE;
+        rule.v_format = kind == 'v' ? NBL_INT8 : NBL_FORMAT_NONE;
+        value.bytes -= kind == 'k' || kind == 'v' ? 2u : 0u;
+    }
+    if (!number_parse(value.text, value.bytes, &rule.tokens) || rule.tokens == 0 || rule.tokens > NBL_KV_TOKENS_MAX)
+        return NBL_REFUSE(err, NBL_E_INVALID, "policy modifier \"%.*s\" has no such number (needed: %sN, N:k or N:v)",
+                          (int)modifier->bytes, modifier->text, key);
+    return rule_add(w, modifier, rule, err);
+}
+
+/* Layers of a range: N, N-M, firstN or lastN. false if it is none, or not of this model. */
+static bool layers_parse(const policy_work *w, word range, uint32_t *begin, uint32_t *end)
+{
+    const char *dash = memchr(range.text, '-', range.bytes);
+    uint32_t count = 0;
+    *begin = 0;
+    if (word_starts(&range, "first") || word_starts(&range, "last")) {
+        const size_t key_bytes = range.text[0] == 'f' ? 5u : 4u;
+        if (!number_parse(range.text + key_bytes, range.bytes - key_bytes, &count) || count == 0 || count > w->layers)
+            return false;
+        *begin = range.text[0] == 'f' ? 0 : w->layers - count;
+        *end = *begin + count;
+        return true;
+    }
+    const size_t first_bytes = dash != NULL ? (size_t)(dash - range.text) : range.bytes;
+    if (!number_parse(range.text, first_bytes, begin))
+        return false;
+    *end = *begin;
+    if (dash != NULL && !number_parse(dash + 1, range.bytes - first_bytes - 1u, end))
+        return false;
+    return *begin <= *end && (*end)++ < w->layers;
+}
+
+/* RANGE:RECIPE, a recipe of its own for some layers. */
+static nbl_status layers_modifier(policy_work *w, const word *modifier, nbl_error *err)
+{
+    const word value = {modifier->text + strlen("layers="), modifier->bytes - strlen("layers=")};
+    const char *colon = memchr(value.text, ':', value.bytes);
+    nbl_policy_rule rule = {.scope = NBL_SCOPE_ALL};
+    nbl_recipe r = NBL_INIT(nbl_recipe);
+    if (colon == NULL ||
+        !layers_parse(w, (word){value.text, (size_t)(colon - value.text)}, &rule.layer_begin, &rule.layer_end))
+        return NBL_REFUSE(err, NBL_E_INVALID,
+                          "policy modifier \"%.*s\" names no layers of 0..%u (needed: layers=A-B:RECIPE, A:, firstN: "
+                          "or lastN:)",
+                          (int)modifier->bytes, modifier->text, w->layers - 1u);
+    const word name = {colon + 1, (size_t)(value.text + value.bytes - colon) - 1u};
+    NBL_TRY(name_parse(&name, &r, err));
+    defaults_set(&r, w->k_dim, w->v_dim);
+    rule.k_format = r.k_format;
+    rule.v_format = r.v_format;
+    rule.k_hadamard = r.k_hadamard != 0 ? r.k_hadamard : 1u;
+    rule.v_hadamard = r.v_hadamard != 0 ? r.v_hadamard : 1u;
+    return rule_add(w, modifier, rule, err);
+}
+
+static nbl_status once_check(uint32_t *seen, const word *modifier, nbl_error *err)
+{
+    if ((*seen)++ == 0)
+        return NBL_OK;
+    return NBL_REFUSE(err, NBL_E_INVALID, "policy modifier \"%.*s\" comes twice (allowed: once)", (int)modifier->bytes,
+                      modifier->text);
+}
+
+/* A modifier that recipes do not have; they are tried in this order. */
+static nbl_status policy_modifier(policy_work *w, const word *modifier, nbl_error *err)
+{
+    if (word_starts(modifier, "layers="))
+        return layers_modifier(w, modifier, err);
+    if (word_starts(modifier, "recent=")) {
+        NBL_TRY(once_check(&w->recent, modifier, err));
+        return scope_parse(w, modifier, "recent=", NBL_SCOPE_RECENT, err);
+    }
+    if (word_starts(modifier, "beyond=")) {
+        NBL_TRY(once_check(&w->beyond, modifier, err));
+        return scope_parse(w, modifier, "beyond=", NBL_SCOPE_BEYOND, err);
+    }
+    return NBL_REFUSE(err, NBL_E_INVALID,
+                      "policy modifier \"%.*s\" is unknown (known: " RECIPE_MODIFIERS
+                      ", recent=N, beyond=N, layers=A-B:RECIPE)",
+                      (int)modifier->bytes, modifier->text);
+}
+
+static void recipe_store(const nbl_recipe *r, nbl_policy *p)
+{
+    p->q_format = r->q_format;
+    p->k_format = r->k_format;
+    p->v_format = r->v_format;
+    p->k_hadamard = r->k_hadamard;
+    p->v_hadamard = r->v_hadamard;
+    p->centering = r->centering;
+    p->sink_tokens = r->sink_tokens;
+}
+
+nbl_status nbl_api_policy_parse(const char *text, uint32_t layers, uint32_t k_dim, uint32_t v_dim,
+                                nbl_policy *out_policy, nbl_error *err)
+{
+    nbl_policy p = NBL_INIT(nbl_policy);
+    nbl_recipe r = NBL_INIT(nbl_recipe);
+    policy_work work = {.policy = &p, .layers = layers, .k_dim = k_dim, .v_dim = v_dim};
+    const char *cursor = text;
+    uint32_t given = 0;
+    word w;
+    NBL_TRY(NBL_STRUCT_OUT_CHECK(nbl_policy, out_policy, err));
+    NBL_TRY(nbl_value_check("", "layers", layers, 1, UINT32_MAX, err));
+    NBL_TRY(dim_check("k_dim", k_dim, NBL_K_DIM_MAX, err));
+    NBL_TRY(dim_check("v_dim", v_dim, NBL_V_DIM_MAX, err));
+    if (!word_next(&cursor, &w))
+        return NBL_REFUSE(err, NBL_E_INVALID, "text is NULL (needed: a policy, for example \"kv4,recent=256\")");
+    NBL_TRY(name_parse(&w, &r, err));
+    defaults_set(&r, k_dim, v_dim);
+    while (word_next(&cursor, &w)) {
+        if (key_find(&w) < RECIPE_KEYS)
+            NBL_TRY(modifier_parse(&w, &r, &given, err));
+        else
+            NBL_TRY(policy_modifier(&work, &w, err));
+    }
+    NBL_TRY(values_check(&r, k_dim, v_dim, err));
+    recipe_store(&r, &p);
+    nbl_struct_out(out_policy, &p, (uint32_t)sizeof p);
     return NBL_OK;
 }

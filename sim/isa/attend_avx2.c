@@ -7,82 +7,19 @@
  * and multiplied by VPMADDWD with pairs of query codes or weights in the same order: (0, 2) and (1, 3) of every four.
  * One K line is 8 tokens x 4 d, one V line 8 d x 4 tokens (isa.h).
  */
-#include "exp2grid.h"
-#include "isa.h"
-#include "rowsum.h"
+#include "avx2.h"
 
-#include <immintrin.h>
-
-#define LANES 8u
-#define LINE 32u /* bytes of a register */
-#define PARTS 4u /* registers per group of 32 tokens */
 #define ROWS 4u  /* rows that share a register of codes */
 #define LINES 2u /* registers of codes in flight */
-
-/* ------------------------------------------------------------------------------------------------ exponents */
-
-static __m256i load_exponents(const uint8_t *plane)
-{
-    __m256i e = _mm256_sub_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)plane)),
-                                 _mm256_set1_epi32(NBL_E8M0_BIAS));
-    return _mm256_max_epi32(_mm256_min_epi32(e, _mm256_set1_epi32(NBL_E_MAX)), _mm256_set1_epi32(NBL_E_MIN));
-}
-
-static __m256 exp2_of(__m256i e)
-{
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(e, _mm256_set1_epi32(127)), 23));
-}
-
-/* Canonical exponents of 8 tokens (NUM 2.3 to 2.5); *least receives e_min of the mxfp4 formats. */
-static __m256i canonical_exponents(const sim_group *group, uint32_t token, __m256i *least)
-{
-    if (group->format == NBL_INT8 || group->format == NBL_INT4P) {
-        uint32_t plane = nbl_layout_exponent_plane(group->format, group->dim);
-        return load_exponents(group->scales + plane * group->plane_stride + token);
-    }
-    *least = load_exponents(group->scales + token);
-    for (uint32_t b = 1; b < nbl_layout_scale_planes(group->format, group->dim); ++b) {
-        *least = _mm256_min_epi32(*least, load_exponents(group->scales + b * group->plane_stride + token));
-    }
-    return _mm256_sub_epi32(*least, _mm256_set1_epi32(1));
-}
-
-/* ------------------------------------------------------------------------------------------------ bytes */
-
-static __m256i load(const void *bytes)
-{
-    return _mm256_loadu_si256((const __m256i *)bytes);
-}
 
 static void store(void *bytes, __m256i x)
 {
     _mm256_store_si256((__m256i *)bytes, x);
 }
 
-static __m256i low_nibbles(__m256i bytes)
-{
-    return _mm256_and_si256(bytes, _mm256_set1_epi8(15));
-}
-
-static __m256i high_nibbles(__m256i bytes)
-{
-    return _mm256_and_si256(_mm256_srli_epi16(bytes, 4), _mm256_set1_epi8(15));
-}
-
 static __m256i spread_bytes(__m256i dwords)
 {
     return _mm256_mullo_epi32(dwords, _mm256_set1_epi32(0x01010101));
-}
-
-#define PLAIN(x) (x)
-#define PLUS_12(x) (12 + (x))
-static const int8_t e2m1_table[16] = {NBL_E2M1_CODES(PLAIN)};
-static const int8_t e2m1_table_plus_12[16] = {NBL_E2M1_CODES(PLUS_12)};
-
-/* Sixteen bytes in both halves. */
-static __m256i load_table(const int8_t *table)
-{
-    return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)table));
 }
 
 /* ------------------------------------------------------------------------------------------------ K */
@@ -100,9 +37,21 @@ static void decode_k_int8(const sim_group *group, uint8_t *codes)
     }
 }
 
-/* Code + 12 is 0..24 and may be shifted by up to 3 inside its byte; 128 - (12 << shift) puts the offset right. */
-static void decode_k_mxfp4(const sim_group *group, uint32_t part, __m256i least, uint8_t *codes)
+/* Planes of e_b - e_min of 32 tokens as bytes. */
+static void shifts_of(const sim_group *group, uint8_t *above)
 {
+    __m256i least = least_exponent_bytes(group);
+    for (uint32_t b = 0; b < nbl_layout_scale_planes(group->format, group->dim); ++b) {
+        __m256i shift = _mm256_sub_epi8(exponent_bytes(group, b), least);
+        store_unaligned(above + b * SIM_GROUP, _mm256_and_si256(shift, _mm256_set1_epi8(NBL_BLOCK_E_SPREAD)));
+    }
+}
+
+/* Code + 12 is 0..24 and may be shifted by up to 3 inside its byte; 128 - (12 << shift) puts the offset right. */
+static void decode_k_mxfp4(const sim_group *group, uint32_t part, uint8_t *codes)
+{
+    uint8_t above[NBL_SCALES_MAX * SIM_GROUP];
+    shifts_of(group, above);
     uint32_t pairs_per_block = nbl_layout_block_dim(group->format, group->dim) / 8u;
     uint32_t pairs = nbl_layout_dim_padded(group->dim) / 8u;
     const __m256i table = load_table(e2m1_table_plus_12);
@@ -110,9 +59,7 @@ static void decode_k_mxfp4(const sim_group *group, uint32_t part, __m256i least,
     __m256i offset = shift;
     for (uint32_t pair = 0; pair < pairs; ++pair) {
         if (pair % pairs_per_block == 0) {
-            const uint8_t *plane = group->scales + pair / pairs_per_block * group->plane_stride + part * LANES;
-            shift =
-                _mm256_and_si256(_mm256_sub_epi32(load_exponents(plane), least), _mm256_set1_epi32(NBL_BLOCK_E_SPREAD));
+            shift = dwords_of(above + pair / pairs_per_block * SIM_GROUP + part * LANES);
             offset = _mm256_sub_epi8(_mm256_set1_epi8((char)128),
                                      spread_bytes(_mm256_sllv_epi32(_mm256_set1_epi32(12), shift)));
         }
@@ -130,7 +77,7 @@ static void decode_k_int4p(const sim_group *group, uint32_t part, uint8_t *codes
     uint32_t blocks = nbl_layout_dim_padded(group->dim) / 16u;
     for (uint32_t block = 0; block < blocks; ++block) {
         const uint8_t *plane = group->scales + block / 2u * group->plane_stride + part * LANES;
-        __m256i pairs = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)plane));
+        __m256i pairs = dwords_of(plane);
         __m256i nibble = block % 2u == 0 ? _mm256_and_si256(pairs, _mm256_set1_epi32(15)) : _mm256_srli_epi32(pairs, 4);
         __m256i m = _mm256_add_epi32(nibble, _mm256_set1_epi32(1));
         __m256i m16 = _mm256_or_si256(m, _mm256_slli_epi32(m, 16));
@@ -147,17 +94,15 @@ static void decode_k_int4p(const sim_group *group, uint32_t part, uint8_t *codes
 
 static void decode_k(const sim_group *group, uint8_t *codes, float *unit)
 {
+    units_of(group, unit);
     if (group->format == NBL_INT8) {
         decode_k_int8(group, codes);
     }
-    for (uint32_t part = 0; part < PARTS; ++part) {
-        __m256i least = _mm256_setzero_si256();
-        __m256i exponents = canonical_exponents(group, part * LANES, &least);
-        _mm256_storeu_ps(unit + part * LANES, exp2_of(exponents));
+    for (uint32_t part = 0; group->format != NBL_INT8 && part < PARTS; ++part) {
         if (group->format == NBL_INT4P) {
             decode_k_int4p(group, part, codes);
-        } else if (group->format != NBL_INT8) {
-            decode_k_mxfp4(group, part, least, codes);
+        } else {
+            decode_k_mxfp4(group, part, codes);
         }
     }
 }
@@ -244,12 +189,7 @@ static void decode_v_int4p(const sim_group *group, int8_t *codes)
 
 static void decode_v(const sim_group *group, int8_t *codes, float *exponent, float *weight)
 {
-    for (uint32_t part = 0; part < PARTS; ++part) {
-        __m256i least = _mm256_setzero_si256();
-        __m256i e = canonical_exponents(group, part * LANES, &least);
-        _mm256_storeu_ps(exponent + part * LANES, _mm256_cvtepi32_ps(e));
-        _mm256_storeu_ps(weight + part * LANES, exp2_of(_mm256_sub_epi32(_mm256_setzero_si256(), e)));
-    }
+    weights_of(group, exponent, weight);
     if (group->format == NBL_INT8) {
         decode_v_int8(group, codes);
     } else if (group->format == NBL_INT4P) {
@@ -273,10 +213,15 @@ static __m256i broadcast_dword(const int16_t *words)
     return _mm256_set1_epi32(dword);
 }
 
-static void pair_queries(const int8_t *q, uint32_t quads, pair_words *out)
+/* pairs[row][quad] of `count` rows from row `first` on. */
+static void pair_queries(const sim_rows *rows, uint32_t first, uint32_t count, pair_words *out)
 {
-    for (uint32_t i = 0; i < quads; ++i, q += 4) {
-        out[i] = (pair_words){{q[0], q[2], q[1], q[3]}};
+    for (uint32_t r = first; r < first + count; ++r) {
+        for (uint32_t quad = 0; quad < rows->dim / 4u; ++quad) {
+            int8_t q[4];
+            memcpy(q, &rows->words[quad * rows->count + r], sizeof q);
+            *out++ = (pair_words){{q[0], q[2], q[1], q[3]}};
+        }
     }
 }
 
@@ -295,8 +240,8 @@ static __m256i add_products(__m256i sums, __m256i even, __m256i odd, const pair_
 }
 
 /* `rows` rows (a constant 1 or 4) against 16 tokens. */
-static inline __attribute__((always_inline)) void
-dot_qk_block(const sim_tile *tile, uint32_t token, const pair_words *q, const int32_t *bias, uint32_t rows, float *x)
+UNROLLED void dot_qk_block(const sim_tile *tile, uint32_t token, const pair_words *q, const int32_t *bias,
+                           uint32_t rows, float *x)
 {
     const uint8_t *k = tile->k + (uint64_t)(token / SIM_GROUP) * SIM_GROUP * tile->k_dim + token % SIM_GROUP * 4u;
     uint32_t quads = tile->k_dim / 4u;
@@ -323,13 +268,15 @@ dot_qk_block(const sim_tile *tile, uint32_t token, const pair_words *q, const in
     }
 }
 
-static void dot_qk(const sim_tile *tile, const int8_t *q, const int32_t *bias, uint32_t rows, float *x)
+static void dot_qk(const sim_tile *tile, const sim_rows *rows, float *x)
 {
     pair_words pairs[ROWS * NBL_DIM_PADDED_MAX / 4u];
+    int32_t bias[SIM_ROWS_MAX];
     uint32_t step;
-    for (uint32_t r = 0; r < rows; r += step) {
-        step = r + ROWS <= rows ? ROWS : 1u;
-        pair_queries(q + (uint64_t)r * tile->k_dim, step * tile->k_dim / 4u, pairs);
+    sim_rows_bias(rows, bias);
+    for (uint32_t r = 0; r < rows->count; r += step) {
+        step = r + ROWS <= rows->count ? ROWS : 1u;
+        pair_queries(rows, r, step, pairs);
         for (uint32_t token = 0; token < tile->groups * SIM_GROUP; token += LINES * LANES) {
             if (step == ROWS) {
                 dot_qk_block(tile, token, pairs, bias + r, ROWS, x + (uint64_t)r * SIM_TILE);
@@ -341,8 +288,8 @@ static void dot_qk(const sim_tile *tile, const int8_t *q, const int32_t *bias, u
 }
 
 /* `rows` rows (a constant 1 or 4) times 16 elements of V from element `d`. */
-static inline __attribute__((always_inline)) void
-dot_pv_block(const sim_tile *tile, const pair_words *p, float *const *o, const float *b, uint32_t rows, uint32_t d)
+UNROLLED void dot_pv_block(const sim_tile *tile, const pair_words *p, float *const *o, const float *b, uint32_t rows,
+                           uint32_t d)
 {
     const int8_t *v = tile->v + d * 4u;
     uint32_t quads = tile->groups * (SIM_GROUP / 4u);
@@ -386,126 +333,17 @@ static void dot_pv(const sim_tile *tile, const uint8_t *p, float *const *o, cons
     }
 }
 
-/* ------------------------------------------------------------------------------------------------ softmax */
-
-/* All-ones lanes for the visible ones of tokens 8i..8i+7. */
-static __m256i visible_lanes(const sim_row_tile *row, uint32_t i)
-{
-    const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
-    int32_t byte = (int32_t)((row->visible[i / 8u] >> (8u * (i % 8u))) & 0xffu);
-    return _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(byte), bit), bit);
-}
-
-/* The larger of both where visible, else `most`. */
-static __m256 max_visible(const sim_row_tile *row, uint32_t i, __m256 most, __m256 x)
-{
-    return _mm256_blendv_ps(most, _mm256_max_ps(most, x), _mm256_castsi256_ps(visible_lanes(row, i)));
-}
-
-static float largest_lane(__m256 x)
-{
-    float lanes[LANES];
-    _mm256_storeu_ps(lanes, x);
-    float most = lanes[0];
-    for (uint32_t i = 1; i < LANES; ++i) {
-        most = lanes[i] > most ? lanes[i] : most;
-    }
-    return most;
-}
-
-static float base_of(const sim_row_tile *row)
-{
-    __m256 most = _mm256_set1_ps(-INFINITY);
-    for (uint32_t i = 0; i < row->groups * PARTS; ++i) {
-        __m256 z = _mm256_fmadd_ps(_mm256_loadu_ps(row->x + i * LANES), _mm256_set1_ps(row->scale),
-                                   _mm256_loadu_ps(row->a + i * LANES));
-        most = max_visible(row, i, most, z);
-    }
-    return nbl_clamp_f32(nbl_ceil(largest_lane(most)), -NBL_LOGIT_MAX, NBL_LOGIT_MAX);
-}
-
-static float grid_logits(const sim_row_tile *row, float base, float limit, __m256 *t)
-{
-    __m256 most = _mm256_set1_ps(-INFINITY);
-    for (uint32_t i = 0; i < row->groups * PARTS; ++i) {
-        __m256 a = _mm256_sub_ps(_mm256_loadu_ps(row->a + i * LANES), _mm256_set1_ps(base));
-        __m256 value = _mm256_fmadd_ps(_mm256_loadu_ps(row->x + i * LANES), _mm256_set1_ps(row->scale),
-                                       _mm256_add_ps(a, _mm256_set1_ps(NBL_GRID)));
-        t[i] = _mm256_min_ps(value, _mm256_set1_ps(limit));
-        most = max_visible(row, i, most, t[i]);
-    }
-    return largest_lane(most);
-}
-
-/* nbl_grid_exp2 of the visible lanes, 0 in the others. */
-static __m256 grid_exp2(__m256 u, __m256i visible)
-{
-    __m256 n = _mm256_round_ps(u, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m256 f = _mm256_sub_ps(u, n);
-    __m256 p = _mm256_fmadd_ps(_mm256_set1_ps(NBL_GRID_C4), f, _mm256_set1_ps(NBL_GRID_C3));
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(NBL_GRID_C2));
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(NBL_GRID_C1));
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(1.0f));
-    __m256i scaled = _mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23));
-    __m256 kept = _mm256_cmp_ps(u, _mm256_set1_ps(NBL_WEIGHT_MIN), _CMP_GE_OQ);
-    return _mm256_and_ps(_mm256_castsi256_ps(_mm256_and_si256(scaled, visible)), kept);
-}
-
-static __m256 round_to_bf16(__m256 p)
-{
-    __m256i bits = _mm256_castps_si256(p);
-    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
-    return _mm256_castsi256_ps(_mm256_and_si256(rounded, _mm256_set1_epi32((int)0xffff0000u)));
-}
-
-/* P of eight tokens as dwords. */
-static __m256i grid_weights(__m256 e)
-{
-    __m256 weight = _mm256_fmadd_ps(e, _mm256_set1_ps(NBL_P_SCALE), _mm256_set1_ps(NBL_MAGIC));
-    return _mm256_and_si256(_mm256_castps_si256(weight), _mm256_set1_epi32(0xff));
-}
-
-/* Sixteen dwords of 0..255 to sixteen bytes. */
-static void store_bytes(uint8_t *p, __m256i first, __m256i second)
-{
-    __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(first, second), 0xd8);
-    __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-    _mm_storeu_si128((__m128i *)(void *)p, bytes);
-}
-
-static sim_softmax softmax(const sim_row_tile *row, float base, int first, uint8_t *p)
-{
-    __m256 t[SIM_TILE / LANES];
-    sim_softmax out = {first ? base_of(row) : base, 1.0f, 0.0f, 0.0f, 0};
-    float most = grid_logits(row, out.base, INFINITY, t);
-    if (most > NBL_GRID + NBL_REBASE) {
-        float moved = fmaxf(out.base, base_of(row));
-        out.rescale = nbl_pow2f(out.base - moved);
-        out.base = moved;
-        most = grid_logits(row, moved, NBL_GRID + NBL_REBASE, t);
-    }
-    if (most - NBL_GRID < NBL_WEIGHT_MIN) {
-        out.left_out = 1;
-        return out;
-    }
-    __m256 sums[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
-    for (uint32_t i = 0; i < row->groups * PARTS; i += 2u) {
-        __m256i weights[2];
-        for (uint32_t j = 0; j < 2u; ++j) {
-            __m256 u = _mm256_sub_ps(t[i + j], _mm256_set1_ps(most));
-            __m256 e = grid_exp2(u, visible_lanes(row, i + j));
-            weights[j] = grid_weights(e);
-            sums[j] = _mm256_fmadd_ps(round_to_bf16(e), _mm256_loadu_ps(row->weight + (i + j) * LANES), sums[j]);
-        }
-        store_bytes(p + i * LANES, weights[0], weights[1]);
-    }
-    float partial[NBL_PARTIAL_SUMS];
-    _mm256_storeu_ps(partial, sums[0]);
-    _mm256_storeu_ps(partial + LANES, sums[1]);
-    out.l = nbl_sum_tree(partial);
-    out.b = nbl_grid_base(most - NBL_GRID);
-    return out;
-}
-
-const sim_isa sim_isa_avx2 = {"avx2", decode_k, decode_v, dot_qk, softmax, dot_pv};
+const sim_isa sim_isa_avx2 = {
+    .name = "avx2",
+    .row = &sim_row_loops_avx2,
+    .decode_k = decode_k,
+    .decode_v = decode_v,
+    .dot_qk = dot_qk,
+    .softmax = sim_avx2_softmax,
+    .dot_pv = dot_pv,
+    .coded_rows = 8,
+    .coded_formats = 1u << NBL_MXFP4 | 1u << NBL_MXFP4_16 | 1u << NBL_INT4P,
+    .coded_weights = weights_of,
+    .coded_qk = sim_avx2_coded_qk,
+    .coded_pv = sim_avx2_coded_pv,
+};

@@ -58,7 +58,7 @@ static void decode_v(const sim_group *group, int8_t *codes, float *exponent, flo
     }
 }
 
-static void dot_qk_row(const sim_tile *tile, const int8_t *q, int32_t bias, float *x)
+static void dot_qk_row(const sim_tile *tile, const sim_rows *rows, uint32_t r, int32_t bias, float *x)
 {
     for (uint32_t g = 0; g < tile->groups; ++g) {
         const uint8_t *k = tile->k + (uint64_t)g * SIM_GROUP * tile->k_dim;
@@ -67,9 +67,11 @@ static void dot_qk_row(const sim_tile *tile, const int8_t *q, int32_t bias, floa
             sums[t] = bias;
         }
         for (uint32_t d = 0; d < tile->k_dim; d += 4) {
+            int8_t q[4];
+            memcpy(q, &rows->words[d / 4u * rows->count + r], sizeof q);
             for (uint32_t t = 0; t < SIM_GROUP; ++t) {
                 const uint8_t *word = k + (uint64_t)d * SIM_GROUP + 4u * t;
-                sums[t] += word[0] * q[d] + word[1] * q[d + 1] + word[2] * q[d + 2] + word[3] * q[d + 3];
+                sums[t] += word[0] * q[0] + word[1] * q[1] + word[2] * q[2] + word[3] * q[3];
             }
         }
         for (uint32_t t = 0; t < SIM_GROUP; ++t) {
@@ -78,10 +80,12 @@ static void dot_qk_row(const sim_tile *tile, const int8_t *q, int32_t bias, floa
     }
 }
 
-static void dot_qk(const sim_tile *tile, const int8_t *q, const int32_t *bias, uint32_t rows, float *x)
+static void dot_qk(const sim_tile *tile, const sim_rows *rows, float *x)
 {
-    for (uint32_t r = 0; r < rows; ++r) {
-        dot_qk_row(tile, q + (uint64_t)r * tile->k_dim, bias[r], x + (uint64_t)r * SIM_TILE);
+    int32_t bias[SIM_ROWS_MAX];
+    sim_rows_bias(rows, bias);
+    for (uint32_t r = 0; r < rows->count; ++r) {
+        dot_qk_row(tile, rows, r, bias[r], x + (uint64_t)r * SIM_TILE);
     }
 }
 
@@ -153,4 +157,12 @@ static void dot_pv(const sim_tile *tile, const uint8_t *p, float *const *o, cons
     }
 }
 
-const sim_isa sim_isa_scalar = {"scalar", decode_k, decode_v, dot_qk, softmax, dot_pv};
+const sim_isa sim_isa_scalar = {
+    .name = "scalar",
+    .row = &sim_row_loops_scalar,
+    .decode_k = decode_k,
+    .decode_v = decode_v,
+    .dot_qk = dot_qk,
+    .softmax = softmax,
+    .dot_pv = dot_pv,
+};

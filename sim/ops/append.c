@@ -16,70 +16,87 @@
 #define CENTER_TOKENS_MAX 1024u
 
 /* One head's row of a token as binary32, sanitized (NUM 3.1). */
-static void load_row(const nbl_tensor *t, uint64_t token, uint32_t head, float *x, nbl_quant_stats *stats)
+static void load_row(const sim_row_loops *loops, const nbl_tensor *t, uint64_t token, uint32_t head, float *x,
+                     nbl_quant_stats *stats)
 {
-    uint32_t dim = (uint32_t)t->shape[2];
-    sim_read(sim_row3(t, token, head), t->dtype, t->stride_bytes[2], dim, x);
-    for (uint32_t d = 0; d < dim; ++d) {
-        x[d] = nbl_sanitize(x[d], stats);
+    sim_load_row(loops, sim_row3(t, token, head), t->dtype, t->stride_bytes[2], (uint32_t)t->shape[2], x, stats);
+}
+
+/* K of a token up to its rotation (NUM 4.5, 4.1). */
+static void load_k(const sim_row_loops *loops, const nbl_append_args *args, uint64_t token, uint32_t head,
+                   const sim_center *center, float *x, nbl_quant_stats *stats)
+{
+    const nbl_kv_shape *shape = args->pool->shape;
+    load_row(loops, &args->k, token, head, x, stats);
+    if (center->shifts != NULL) {
+        loops->shift_up(x, shape->k_dim, center->shifts);
+    }
+    loops->hadamard(x, shape->k_dim, shape->k_hadamard);
+}
+
+/* The pages that the slots of a thread's last token lie in: neighbouring tokens mostly share them. */
+typedef struct place {
+    const sim_row_loops *loops;
+    const nbl_append_args *args;
+    const nbl_region *region;
+    nbl_page_layout layout;
+    nbl_quant_stats stats;
+} place;
+
+static void find_region(place *p, uint32_t page)
+{
+    const nbl_region *region = nbl_layout_region_find(p->args->pool, page);
+    if (region != p->region) {
+        p->region = region;
+        p->layout = nbl_layout_page(p->args->pool->shape, region->k_format, region->v_format);
     }
 }
 
-/* K of a token up to its rotation (NUM 4.5, 4.1); center may be NULL. */
-static void load_k(const nbl_append_args *args, uint64_t token, uint32_t head, const sim_center *center, float *x,
-                   nbl_quant_stats *stats)
+static void store_row(place *p, int64_t slot, enum nbl_kind kind, uint32_t head, float *x)
 {
-    const nbl_kv_shape *shape = args->pool->shape;
-    load_row(&args->k, token, head, x, stats);
-    if (center != NULL && center->shifts != NULL) {
-        nbl_shift_up(x, shape->k_dim, center->shifts);
-    }
-    nbl_hadamard(x, shape->k_dim, shape->k_hadamard);
-}
-
-static void store_row(const nbl_append_args *args, int64_t slot, enum nbl_kind kind, uint32_t head, float *x,
-                      nbl_quant_stats *stats)
-{
-    const nbl_kv_shape *shape = args->pool->shape;
+    const nbl_kv_shape *shape = p->args->pool->shape;
     uint32_t page = (uint32_t)(slot / shape->page_tokens);
     uint32_t token = (uint32_t)(slot % shape->page_tokens);
     uint32_t rule = kind == NBL_KIND_K ? shape->k_scale_rule : shape->v_scale_rule;
-    sim_part part = sim_part_at(args->pool, args->layer, page, kind, head);
+    sim_part part = sim_part_in(shape, p->region, &p->layout, p->args->layer, page, kind, head);
     nbl_vector v;
-    nbl_scale_divide(x, part.dim, sim_scale_of(args->pool, kind, args->layer, head));
-    nbl_vector_quantize(x, part.dim, part.format, rule, &v, stats);
+    nbl_scale_divide(x, part.dim, sim_scale_of(p->args->pool, kind, p->args->layer, head));
+    p->loops->quantize(x, part.dim, part.format, rule, &v, &p->stats);
     sim_part_store(&part, token, &v);
 }
 
-static void append_token(const nbl_append_args *args, uint64_t token, nbl_quant_stats *stats)
+static void append_token(place *p, uint64_t token)
 {
+    const nbl_append_args *args = p->args;
     const nbl_kv_shape *shape = args->pool->shape;
+    int64_t slot = args->slots[token];
+    uint32_t sequence = shape->centering ? sim_sequence_of(args->seq_indptr, args->batch, token) : 0;
     float x[NBL_DIM_PADDED_MAX];
+    find_region(p, (uint32_t)(slot / shape->page_tokens));
     for (uint32_t head = 0; head < shape->kv_heads; ++head) {
+        sim_center center = {NULL, NULL, NULL};
         if (shape->centering) {
-            uint32_t sequence = sim_sequence_of(args->seq_indptr, args->batch, token);
-            sim_center center = sim_center_at(&args->centers, shape, sequence, head);
-            load_k(args, token, head, &center, x, stats);
-            if (center.codes != NULL) {
-                nbl_center_subtract(x, shape->k_dim, center.codes, *center.exponent);
-            }
-        } else {
-            load_k(args, token, head, NULL, x, stats);
+            center = sim_center_at(&args->centers, shape, sequence, head);
         }
-        store_row(args, args->slots[token], NBL_KIND_K, head, x, stats);
-        load_row(&args->v, token, head, x, stats);
-        nbl_hadamard(x, shape->v_dim, shape->v_hadamard);
-        store_row(args, args->slots[token], NBL_KIND_V, head, x, stats);
+        load_k(p->loops, args, token, head, &center, x, &p->stats);
+        if (center.codes != NULL) {
+            p->loops->subtract_center(x, shape->k_dim, center.codes, *center.exponent);
+        }
+        store_row(p, slot, NBL_KIND_K, head, x);
+        load_row(p->loops, &args->v, token, head, x, &p->stats);
+        p->loops->hadamard(x, shape->v_dim, shape->v_hadamard);
+        store_row(p, slot, NBL_KIND_V, head, x);
     }
 }
 
 /* Rows first..first+n-1 of K for one head, and the sums over them (NUM 4.2, 4.5). */
 typedef struct k_rows {
+    const sim_row_loops *loops;
     const nbl_append_args *args;
     uint32_t head;
     uint32_t first;
     uint32_t n;
-    float sums[NBL_DIM_PADDED_MAX][NBL_PARTIAL_SUMS];
+    float sums[NBL_PARTIAL_SUMS][NBL_DIM_PADDED_MAX];
 } k_rows;
 
 /* out[d] = fl(tree(S) * fl(1/n)) of the sums as they are. */
@@ -87,7 +104,11 @@ static void mean_of(const k_rows *rows, uint32_t dim, float *out)
 {
     float inverse = 1.0f / (float)rows->n;
     for (uint32_t d = 0; d < dim; ++d) {
-        out[d] = nbl_sum_tree(rows->sums[d]) * inverse;
+        float s[NBL_PARTIAL_SUMS];
+        for (uint32_t r = 0; r < NBL_PARTIAL_SUMS; ++r) {
+            s[r] = rows->sums[r][d];
+        }
+        out[d] = nbl_sum_tree(s) * inverse;
     }
 }
 
@@ -100,12 +121,12 @@ static void mean_rows(k_rows *rows, const sim_center *center, float *mean)
     memset(rows->sums, 0, sizeof rows->sums);
     for (uint32_t t = 0; t < rows->n; ++t) {
         if (center != NULL) {
-            load_k(rows->args, rows->first + t, rows->head, center, x, &ignored);
+            load_k(rows->loops, rows->args, rows->first + t, rows->head, center, x, &ignored);
         } else {
-            load_row(&rows->args->k, rows->first + t, rows->head, x, &ignored);
+            load_row(rows->loops, &rows->args->k, rows->first + t, rows->head, x, &ignored);
         }
         for (uint32_t d = 0; d < dim; ++d) {
-            rows->sums[d][t % NBL_PARTIAL_SUMS] += x[d];
+            rows->sums[t % NBL_PARTIAL_SUMS][d] += x[d];
         }
     }
     mean_of(rows, dim, mean);
@@ -119,10 +140,10 @@ static void mean_squares(k_rows *rows, const float *about, float *v)
     nbl_quant_stats ignored = {0};
     memset(rows->sums, 0, sizeof rows->sums);
     for (uint32_t t = 0; t < rows->n; ++t) {
-        load_row(&rows->args->k, rows->first + t, rows->head, x, &ignored);
+        load_row(rows->loops, &rows->args->k, rows->first + t, rows->head, x, &ignored);
         for (uint32_t d = 0; d < dim; ++d) {
             float e = x[d] - about[d];
-            float *sum = &rows->sums[d][t % NBL_PARTIAL_SUMS];
+            float *sum = &rows->sums[t % NBL_PARTIAL_SUMS][d];
             *sum = nbl_fma(e, e, *sum);
         }
     }
@@ -143,11 +164,11 @@ static void compute_shifts(k_rows *rows, uint8_t *shifts)
 }
 
 /* COMPUTE of NUM 4.2 and 4.5 for one sequence and head. */
-static void compute_center(const nbl_append_args *args, uint32_t sequence, uint32_t head)
+static void compute_center(const sim_row_loops *loops, const nbl_append_args *args, uint32_t sequence, uint32_t head)
 {
     const nbl_kv_shape *shape = args->pool->shape;
     sim_center center = sim_center_at(&args->centers, shape, sequence, head);
-    k_rows rows = {.args = args, .head = head, .first = (uint32_t)args->seq_indptr[sequence]};
+    k_rows rows = {.loops = loops, .args = args, .head = head, .first = (uint32_t)args->seq_indptr[sequence]};
     float mean[NBL_DIM_PADDED_MAX] = {0};
     rows.n = (uint32_t)args->seq_indptr[sequence + 1] - rows.first;
     rows.n = rows.n < CENTER_TOKENS_MAX ? rows.n : CENTER_TOKENS_MAX;
@@ -177,12 +198,11 @@ static void compute_centers(nbl_device *device, const nbl_append_args *args)
         for (int64_t i = 0; i < count; ++i) {
             uint32_t sequence = (uint32_t)(i / args->pool->shape->kv_heads);
             if (args->seq_indptr[sequence + 1] > args->seq_indptr[sequence]) {
-                compute_center(args, sequence, (uint32_t)(i % args->pool->shape->kv_heads));
+                compute_center(device->isa->row, args, sequence, (uint32_t)(i % args->pool->shape->kv_heads));
             }
         }
         sim_fp_leave(saved);
     }
-    (void)device;
 }
 
 static void append_tokens(nbl_device *device, const nbl_append_args *args)
@@ -191,18 +211,17 @@ static void append_tokens(nbl_device *device, const nbl_append_args *args)
 #pragma omp parallel num_threads(device->threads)
     {
         uint32_t saved = sim_fp_enter();
-        nbl_quant_stats stats = {0};
+        place p = {.loops = device->isa->row, .args = args};
 #pragma omp for schedule(dynamic, 16)
         for (int64_t t = 0; t < tokens; ++t) {
             if (args->slots[t] >= 0) {
-                append_token(args, (uint64_t)t, &stats);
+                append_token(&p, (uint64_t)t);
             }
         }
 #pragma omp critical(sim_append_stats)
-        sim_stats_add(args->stats, &stats);
+        sim_stats_add(args->stats, &p.stats);
         sim_fp_leave(saved);
     }
-    (void)device;
 }
 
 /* COMPUTE writes each sequence's row, so the rows of sequences with tokens must differ. */

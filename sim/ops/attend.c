@@ -21,14 +21,6 @@
 #define SLOPE_MAX 65536.0f                   /* NUM 5.1 */
 #define SPLIT_BYTES_MAX (UINT64_C(32) << 20) /* of chunk states kept in the workspace */
 
-/* A query row brought to canonical form (NUM 5.1), in the workspace. */
-typedef struct query {
-    float scale;  /* cq_row; cs_row with soft cap */
-    float offset; /* NUM 5.7 */
-    int32_t bias; /* -128 * sum of the codes */
-    int32_t reserved;
-} query;
-
 /* Sizes of a call, from its bounds; the same for workspace_size and attend. */
 typedef struct plan {
     uint32_t k_dim;      /* padded */
@@ -42,10 +34,7 @@ typedef struct plan {
     uint64_t rows;         /* Tq * Hq */
     uint64_t state_floats; /* per row and chunk */
     uint64_t states_bytes; /* that a call within the bounds may need */
-    uint64_t queries_at;
-    uint64_t codes_at;
     uint64_t states_at;
-    uint64_t scratch_bytes; /* of a thread, in the device */
     uint64_t bytes;
 } plan;
 
@@ -55,26 +44,30 @@ typedef struct call {
     const nbl_attend_args *args;
     const nbl_kv_shape *shape;
     plan plan;
-    query *queries;
-    uint8_t *codes; /* int8, or halves in the float core */
+    uint32_t *done; /* [rows]: chunks done of the item whose first row it is, when the call is split */
     float *states;
-    sim_float_call fp; /* of the float core */
     nbl_page_layout layouts[NBL_REGIONS_MAX];
     uint32_t group_rows; /* Hq / Hk */
     float c;             /* fl(sm_scale * LOG2E), or fl(sm_scale / soft_cap) */
     float cap;           /* fl(soft_cap * LOG2E), 0 without */
+    sim_float_call fp;   /* of the float core */
 } call;
 
 /* Working memory of a thread. */
 typedef struct scratch {
     sim_tile tile;
-    sim_group_buffer buffer;
-    int8_t *q;      /* [rows][k_dim] */
-    int32_t *bias;  /* [rows] */
-    float *x;       /* [rows][128] */
-    uint8_t *p;     /* [rows][128] */
-    float *o;       /* [rows][v_dim] of the chunk */
-    float *total_o; /* [rows][v_dim] of the chunks before */
+    sim_coded k; /* of the tile, as stored */
+    sim_coded v;
+    sim_coded next_k; /* of the tile after it, if that is found */
+    sim_tile_buffer k_buffer;
+    sim_tile_buffer v_buffer;
+    int32_t *words;   /* of sim_rows */
+    int32_t *offsets; /* of sim_rows */
+    int8_t *q;        /* [rows][k_dim] */
+    float *x;         /* [rows][128] */
+    uint8_t *p;       /* [rows][128] */
+    float *o;         /* [rows][v_dim] of the chunk */
+    float *total_o;   /* [rows][v_dim] of the chunks before */
     sim_float_scratch fp;
 } scratch;
 
@@ -86,17 +79,23 @@ typedef struct row {
     int64_t position;
     int64_t first; /* visible positions [first, end) */
     int64_t end;
+    float scale;  /* cq_row; cs_row with soft cap (NUM 5.1) */
+    float offset; /* NUM 5.7 */
     float base;
     float sum;
     int has_base;
     nbl_state_head total;
 } row;
 
+/* An item, and a thread's place in the call: the queries stay while one chunk of a block follows the other. */
 typedef struct item {
     const call *call;
     scratch *scratch;
     sim_source source;
     uint32_t sequence;
+    uint32_t kv_head;
+    uint32_t block;
+    uint32_t next_tile; /* whose K is found already, or UINT32_MAX */
     uint32_t rows;
     float v_scale; /* of the float core */
     row row[SIM_ROWS_MAX];
@@ -113,9 +112,10 @@ static uint64_t scratch_bytes(const plan *p)
 {
     uint64_t rows = p->block_rows;
     return aligned(sizeof(scratch)) + aligned((uint64_t)SIM_TILE * p->k_dim) + aligned((uint64_t)SIM_TILE * p->v_dim) +
-           aligned(rows * p->k_dim) + aligned(rows * sizeof(int32_t)) + aligned(rows * SIM_TILE * sizeof(float)) +
-           aligned(rows * SIM_TILE) + 2u * aligned(rows * p->v_dim * sizeof(float)) +
-           (p->is_float ? aligned(sim_float_scratch_bytes(p->k_dim, p->v_dim, p->block_rows)) : 0);
+           2u * aligned(rows * p->k_dim) + aligned(rows * p->k_dim / SIM_BLOCK * sizeof(int32_t)) +
+           aligned(rows * SIM_TILE * sizeof(float)) + aligned(rows * SIM_TILE) +
+           2u * aligned(rows * p->v_dim * sizeof(float)) +
+           aligned(sim_float_scratch_bytes(p->k_dim, p->v_dim, p->block_rows));
 }
 
 static uint32_t chunks_of(uint32_t tokens)
@@ -138,9 +138,7 @@ static plan make_plan(const nbl_kv_shape *shape, uint32_t q_heads, uint64_t q_to
     uint64_t row_bytes = p.chunks * p.state_floats * sizeof(float);
     p.split = p.chunks > 1u && p.rows <= SPLIT_BYTES_MAX / row_bytes;
     p.states_bytes = p.chunks <= 1u ? 0 : p.split ? aligned(p.rows * row_bytes) : SPLIT_BYTES_MAX;
-    p.codes_at = aligned(p.rows * sizeof(query));
-    p.states_at = p.codes_at + aligned(p.rows * p.k_dim * sizeof(uint16_t)); /* the pool may turn out to be float */
-    p.scratch_bytes = scratch_bytes(&p);
+    p.states_at = aligned(p.rows * sizeof(uint32_t));
     p.bytes = p.states_at + p.states_bytes;
     return p;
 }
@@ -154,6 +152,7 @@ static void restrict_plan(plan *p, uint32_t range_begin, uint32_t range_end)
     uint32_t end = range_end / NBL_CHUNK_TOKENS < p->chunks ? range_end / NBL_CHUNK_TOKENS : p->chunks;
     p->first_chunk = range_begin / NBL_CHUNK_TOKENS;
     p->chunks = end > p->first_chunk ? end - p->first_chunk : 0;
+    p->split = p->split && p->chunks > 1u;
 }
 
 nbl_status sim_workspace_size(nbl_device *device, const nbl_op_desc *op, uint64_t *out_bytes, nbl_error *err)
@@ -169,7 +168,7 @@ nbl_status sim_workspace_size(nbl_device *device, const nbl_op_desc *op, uint64_
 
 uint64_t sim_attend_scratch_bytes(void)
 {
-    plan largest = {.k_dim = NBL_DIM_PADDED_MAX, .v_dim = NBL_V_DIM_MAX, .block_rows = SIM_ROWS_MAX, .is_float = 1};
+    plan largest = {.k_dim = NBL_DIM_PADDED_MAX, .v_dim = NBL_V_DIM_MAX, .block_rows = SIM_ROWS_MAX};
     return scratch_bytes(&largest);
 }
 
@@ -184,38 +183,36 @@ static scratch *scratch_of(const call *c, uint32_t thread)
 {
     const plan *p = &c->plan;
     uint8_t *at = c->device->scratch + thread * sim_attend_scratch_bytes();
-    memset(at, 0, p->scratch_bytes); /* slots never loaded hold finite values */
     scratch *s = carve(&at, sizeof *s);
     s->tile.k_dim = p->k_dim;
     s->tile.v_dim = p->v_dim;
     s->tile.k = carve(&at, (uint64_t)SIM_TILE * p->k_dim);
     s->tile.v = carve(&at, (uint64_t)SIM_TILE * p->v_dim);
     s->q = carve(&at, (uint64_t)p->block_rows * p->k_dim);
-    s->bias = carve(&at, p->block_rows * sizeof(int32_t));
+    s->words = carve(&at, (uint64_t)p->block_rows * p->k_dim);
+    s->offsets = carve(&at, (uint64_t)p->block_rows * p->k_dim / SIM_BLOCK * sizeof(int32_t));
     s->x = carve(&at, (uint64_t)p->block_rows * SIM_TILE * sizeof(float));
     s->p = carve(&at, (uint64_t)p->block_rows * SIM_TILE);
     s->o = carve(&at, (uint64_t)p->block_rows * p->v_dim * sizeof(float));
     s->total_o = carve(&at, (uint64_t)p->block_rows * p->v_dim * sizeof(float));
-    if (p->is_float) {
-        sim_float_scratch_init(&s->fp, at, p->k_dim, p->v_dim, p->block_rows);
-    }
+    sim_float_scratch_init(&s->fp, at, p->k_dim, p->v_dim, p->block_rows);
     return s;
 }
 
 /* ------------------------------------------------------------------------------------------------ queries */
 
 /* Canonical form of a row (NUM 3.6): codes[0..k_dim-1], exponent returned. */
-static int32_t quantize_query(const float *x, uint32_t dim, uint32_t q_format, int8_t *codes, uint32_t padded)
+static int32_t quantize_query(const call *c, const float *x, int8_t *codes)
 {
-    if (q_format == NBL_Q4) {
-        nbl_vector v;
-        nbl_quant_stats ignored = {0};
-        nbl_vector_quantize(x, dim, NBL_MXFP4, NBL_RULE_OPTIMAL, &v, &ignored);
+    nbl_vector v;
+    nbl_quant_stats ignored = {0};
+    if (c->args->q_format == NBL_Q4) {
+        c->device->isa->row->quantize(x, c->shape->k_dim, NBL_MXFP4, NBL_RULE_OPTIMAL, &v, &ignored);
         return nbl_vector_canonical(&v, codes);
     }
-    uint64_t ignored = 0;
-    memset(codes + dim, 0, padded - dim);
-    return nbl_quantize_int8(x, dim, codes, &ignored);
+    c->device->isa->row->quantize(x, c->shape->k_dim, NBL_INT8, 0, &v, &ignored);
+    memcpy(codes, v.codes, c->plan.k_dim);
+    return nbl_e8m0_decode(v.scales[0]);
 }
 
 /* offset of NUM 5.7. */
@@ -232,53 +229,42 @@ static float center_offset(const call *c, uint32_t sequence, uint32_t kv_head, c
     return (float)dot * nbl_pow2(nbl_e8m0_decode_slot(*center.exponent)) * scale;
 }
 
-/* The float core's query, x being the transformed row (NUM 6.2, 6.6). */
-static void prepare_float_query(const call *c, uint64_t index, uint32_t sequence, uint32_t kv_head, const float *x)
+/* The float core's query, x being the transformed row (NUM 6.3, 6.6, 6.7). */
+static void prepare_float_query(const call *c, uint32_t sequence, row *r, const float *x, uint16_t *halves)
 {
-    uint16_t *halves = (uint16_t *)(void *)c->codes + index * c->plan.k_dim;
-    query *out = &c->queries[index];
-    sim_float_query(&c->fp, x, c->shape->k_dim, halves, c->plan.k_dim);
+    uint32_t kv_head = r->head / c->group_rows;
     const float rotation = nbl_pow2(-nbl_log2_of(c->shape->k_hadamard));
-    const float k_scale = nbl_head_scale(c->args->pool->k_scale, c->args->layer * c->shape->kv_heads + kv_head);
-    out->scale = c->c * k_scale * rotation;
-    out->offset = 0.0f;
+    sim_float_query(&c->fp, x, c->shape->k_dim, halves, c->plan.k_dim);
+    r->scale = c->c * sim_scale_of(c->args->pool, NBL_KIND_K, c->args->layer, kv_head) * rotation;
+    r->offset = 0.0f;
     if ((c->shape->centering & NBL_CENTERING_MEAN) != 0 && c->args->kv_len[sequence] != 0) {
         sim_center center = sim_center_at(&c->args->centers, c->shape, sequence, kv_head);
         float unit = nbl_pow2(nbl_e8m0_decode_slot(*center.exponent));
-        out->offset = sim_float_center_dot(&c->fp, halves, center.codes, c->shape->k_dim) * unit * (c->c * rotation);
+        r->offset = sim_float_center_dot(&c->fp, halves, center.codes, c->shape->k_dim) * unit * (c->c * rotation);
     }
 }
 
-static void prepare_query(const call *c, uint64_t index)
+/* A row's query ready for its core: codes[k_dim] (NUM 5.1) or halves[k_dim] (NUM 6.3), the row's scale and offset. */
+static void prepare_query(const call *c, uint32_t sequence, row *r, int8_t *codes, uint16_t *halves)
 {
+    const sim_row_loops *loops = c->device->isa->row;
     const nbl_tensor *q = &c->args->q;
-    uint64_t token = index / c->args->q_heads;
-    uint32_t head = (uint32_t)(index % c->args->q_heads);
     uint32_t dim = c->shape->k_dim;
+    uint32_t kv_head = r->head / c->group_rows;
     float x[NBL_DIM_PADDED_MAX];
     nbl_quant_stats ignored = {0};
-    sim_read(sim_row3(q, token, head), q->dtype, q->stride_bytes[2], dim, x);
-    for (uint32_t d = 0; d < dim; ++d) {
-        x[d] = nbl_sanitize(x[d], &ignored);
-    }
-    uint32_t sequence = sim_sequence_of(c->args->q_indptr, c->args->batch, token);
+    sim_load_row(loops, sim_row3(q, r->token, r->head), q->dtype, q->stride_bytes[2], dim, x, &ignored);
     if (c->shape->centering & NBL_CENTERING_SHIFT) {
-        nbl_shift_down(x, dim, sim_center_at(&c->args->centers, c->shape, sequence, head / c->group_rows).shifts);
+        loops->shift_down(x, dim, sim_center_at(&c->args->centers, c->shape, sequence, kv_head).shifts);
     }
-    nbl_hadamard(x, dim, c->shape->k_hadamard);
+    loops->hadamard(x, dim, c->shape->k_hadamard);
     if (c->plan.is_float) {
-        prepare_float_query(c, index, sequence, head / c->group_rows, x);
+        prepare_float_query(c, sequence, r, x, halves);
         return;
     }
-    int8_t *codes = (int8_t *)c->codes + index * c->plan.k_dim;
-    int32_t exponent = quantize_query(x, dim, c->args->q_format, codes, c->plan.k_dim);
-    query *out = &c->queries[index];
-    out->scale = c->c * nbl_pow2(exponent - nbl_log2_of(c->shape->k_hadamard));
-    out->bias = 0;
-    for (uint32_t d = 0; d < dim; ++d) {
-        out->bias -= 128 * codes[d];
-    }
-    out->offset = center_offset(c, sequence, head / c->group_rows, codes, out->scale);
+    int32_t exponent = quantize_query(c, x, codes);
+    r->scale = c->c * nbl_pow2(exponent - nbl_log2_of(c->shape->k_hadamard));
+    r->offset = center_offset(c, sequence, kv_head, codes, r->scale);
 }
 
 /* ------------------------------------------------------------------------------------------------ rows */
@@ -314,23 +300,28 @@ static void set_visible(const nbl_attend_args *args, int64_t kv_len, row *r)
     r->end = max_i64(end, first);
 }
 
-static void item_rows(item *it, uint32_t kv_head, uint32_t block)
+/* The parts of a row that its index alone decides. */
+static row row_of_index(const call *c, uint64_t index)
+{
+    row r = {.index = index, .token = index / c->args->q_heads, .head = (uint32_t)(index % c->args->q_heads)};
+    return r;
+}
+
+static void item_rows(item *it)
 {
     const nbl_attend_args *args = it->call->args;
     uint32_t group_rows = it->call->group_rows;
     int32_t q_first = args->q_indptr[it->sequence];
     int64_t q_len = args->q_indptr[it->sequence + 1] - q_first;
     int64_t kv_len = args->kv_len[it->sequence];
-    int64_t first = (int64_t)block * SIM_ROWS_MAX;
+    int64_t first = (int64_t)it->block * SIM_ROWS_MAX;
     it->rows = (uint32_t)max_i64(0, min_i64(q_len * group_rows - first, SIM_ROWS_MAX));
     for (uint32_t i = 0; i < it->rows; ++i) {
-        row *r = &it->row[i];
         int64_t token = (first + i) / group_rows;
-        r->token = (uint64_t)(q_first + token);
-        r->head = kv_head * group_rows + (uint32_t)((first + i) % group_rows);
-        r->index = r->token * args->q_heads + r->head;
+        uint32_t head = it->kv_head * group_rows + (uint32_t)((first + i) % group_rows);
+        row *r = &it->row[i];
+        *r = row_of_index(it->call, (uint64_t)(q_first + token) * args->q_heads + head);
         r->position = kv_len - q_len + token;
-        r->total = nbl_state_empty(it->call->queries[r->index].offset);
         set_visible(args, kv_len, r);
     }
 }
@@ -361,6 +352,10 @@ static void apply_tree_mask(const item *it, const row *r, int64_t start, uint64_
 /* Tokens of the tile at `start` that the row sees; 0 if none. */
 static int visible_in_tile(const item *it, const row *r, int64_t start, uint64_t visible[2])
 {
+    if (r->first <= start && start + SIM_TILE <= r->end && it->call->args->tree_mask == NULL) {
+        visible[0] = visible[1] = ~UINT64_C(0);
+        return 1;
+    }
     for (int64_t half = 0; half < 2; ++half) {
         int64_t at = start + 64 * half;
         visible[half] = low_bits(r->end - at) & ~low_bits(r->first - at);
@@ -417,7 +412,8 @@ static int row_softmax(item *it, uint32_t index, int64_t start, const uint64_t v
                          s->tile.weight,
                          {visible[0], visible[1]},
                          s->tile.groups,
-                         c->queries[r->index].scale};
+                         c->args->alibi_slopes == NULL,
+                         r->scale};
     if (c->cap != 0.0f) {
         soft_cap(x, s->tile.groups * SIM_GROUP, view.scale);
         view.scale = c->cap;
@@ -438,19 +434,100 @@ static int row_softmax(item *it, uint32_t index, int64_t start, const uint64_t v
     return 1;
 }
 
-/* Brings the codes of the item's rows together, once for all its tiles. */
-static void collect_queries(item *it)
+/* Queries of the item's rows, once for all its tiles. */
+static void item_queries(item *it)
 {
     const call *c = it->call;
+    scratch *s = it->scratch;
     for (uint32_t i = 0; i < it->rows; ++i) {
-        uint64_t index = it->row[i].index;
+        row *r = &it->row[i];
+        uint16_t halves[NBL_DIM_PADDED_MAX];
+        prepare_query(c, it->sequence, r, s->q + (uint64_t)i * c->plan.k_dim, halves);
         if (c->plan.is_float) {
-            const uint16_t *halves = (const uint16_t *)(const void *)c->codes + index * c->plan.k_dim;
-            sim_float_set_query(&c->fp, &it->scratch->fp, i, halves, c->plan.k_dim);
-            continue;
+            sim_float_set_query(&c->fp, &s->fp, i, halves, c->plan.k_dim);
         }
-        memcpy(it->scratch->q + (uint64_t)i * c->plan.k_dim, c->codes + index * c->plan.k_dim, c->plan.k_dim);
-        it->scratch->bias[i] = c->queries[index].bias;
+        r->total = nbl_state_empty(r->offset);
+    }
+    if (c->plan.is_float) {
+        it->v_scale = sim_scale_of(c->args->pool, NBL_KIND_V, c->args->layer, it->kv_head);
+        memset(s->tile.exponent, 0, sizeof s->tile.exponent);
+        return;
+    }
+    sim_rows_pack(s->q, it->rows, c->plan.k_dim, s->words, s->offsets);
+}
+
+/* Few rows take their dot products from the stored codes, many from a decoded tile. */
+static int use_codes(const item *it, const sim_coded *coded)
+{
+    const sim_isa *isa = it->call->device->isa;
+    return coded->uniform && it->rows <= isa->coded_rows && (isa->coded_formats >> coded->group[0].format & 1u) != 0;
+}
+
+/* Logits of all rows, and what V's exponents say. */
+static void tile_qk(item *it)
+{
+    const sim_isa *isa = it->call->device->isa;
+    scratch *s = it->scratch;
+    sim_rows rows = {it->rows, it->call->plan.k_dim, s->words, s->offsets};
+    s->tile.groups = s->k.count;
+    if (use_codes(it, &s->k)) {
+        isa->coded_qk(&s->k, &rows, s->x);
+        return;
+    }
+    for (uint32_t g = 0; g < s->k.count; ++g) {
+        isa->decode_k(&s->k.group[g], s->tile.k + (uint64_t)g * SIM_GROUP * s->tile.k_dim,
+                      s->tile.unit + g * SIM_GROUP);
+        sim_prefetch(s->k.ahead[g], s->k.ahead_bytes);
+    }
+    isa->dot_qk(&s->tile, &rows, s->x);
+}
+
+/* What the softmax needs of V; decodes it too if that is the way. */
+static void tile_v(item *it)
+{
+    const sim_isa *isa = it->call->device->isa;
+    scratch *s = it->scratch;
+    for (uint32_t g = 0; g < s->v.count; ++g) {
+        float *exponent = s->tile.exponent + g * SIM_GROUP;
+        float *weight = s->tile.weight + g * SIM_GROUP;
+        if (use_codes(it, &s->v)) {
+            isa->coded_weights(&s->v.group[g], exponent, weight);
+        } else {
+            isa->decode_v(&s->v.group[g], s->tile.v + (uint64_t)g * SIM_GROUP * s->tile.v_dim, exponent, weight);
+            sim_prefetch(s->v.ahead[g], s->v.ahead_bytes);
+        }
+    }
+}
+
+static void tile_pv(item *it, float *const *o, const float *b, uint32_t active)
+{
+    const sim_isa *isa = it->call->device->isa;
+    scratch *s = it->scratch;
+    if (active == 0) {
+        return;
+    }
+    if (use_codes(it, &s->v)) {
+        isa->coded_pv(&s->v, s->p, o, b, active);
+    } else {
+        isa->dot_pv(&s->tile, s->p, o, b, active);
+    }
+}
+
+/* K and V of a tile; while K is worked on V is asked for, and K of the next tile in turn. */
+static void find_tile(item *it, uint32_t index)
+{
+    scratch *s = it->scratch;
+    if (it->next_tile == index) {
+        s->k = s->next_k;
+    } else {
+        sim_tile_find(&it->source, index, NBL_KIND_K, &s->k_buffer, &s->k);
+    }
+    sim_tile_find(&it->source, index, NBL_KIND_V, &s->v_buffer, &s->v);
+    if (sim_tile_lies_whole(&it->source)) {
+        it->next_tile = index + 1u;
+        sim_tile_find(&it->source, it->next_tile, NBL_KIND_K, NULL, &s->next_k);
+        sim_tile_ahead(&s->k, &s->v);
+        sim_tile_ahead(&s->v, &s->next_k);
     }
 }
 
@@ -491,18 +568,16 @@ static void item_tile(item *it, uint32_t index)
     float *o[SIM_ROWS_MAX];
     float b[SIM_ROWS_MAX];
     uint32_t active = 0;
-    sim_tile_load_k(&it->source, index, &s->buffer, &s->tile);
-    sim_tile_prefetch(&it->source, index, NBL_KIND_V);
-    c->device->isa->dot_qk(&s->tile, s->q, s->bias, it->rows, s->x);
-    sim_tile_load_v(&it->source, index, &s->buffer, &s->tile);
-    sim_tile_prefetch(&it->source, index + 1u, NBL_KIND_K);
+    find_tile(it, index);
+    tile_qk(it);
+    tile_v(it);
     for (uint32_t i = 0; i < it->rows; ++i) {
         if ((visible[i][0] | visible[i][1]) != 0 &&
             row_softmax(it, i, start, visible[i], s->p + (uint64_t)active * SIM_TILE, &b[active])) {
             o[active++] = s->o + (uint64_t)i * c->plan.v_dim;
         }
     }
-    c->device->isa->dot_pv(&s->tile, s->p, o, b, active);
+    tile_pv(it, o, b, active);
 }
 
 /* ------------------------------------------------------------------------------------------------ states and output */
@@ -515,7 +590,7 @@ static float *state_in_workspace(const call *c, uint64_t row_index, uint32_t n)
 /* State of a row after a chunk; the empty one has an all-zero O (NUM 5.6). */
 static nbl_state_head finish_chunk(const call *c, const row *r, float *o)
 {
-    nbl_state_head head = {r->base, r->sum, c->queries[r->index].offset, 0.0f};
+    nbl_state_head head = {r->base, r->sum, r->offset, 0.0f};
     if (!r->has_base || r->sum == 0.0f) {
         memset(o, 0, c->plan.v_dim * sizeof *o);
         return nbl_state_empty(head.offset);
@@ -535,16 +610,22 @@ static void write_state(const call *c, uint32_t n, const row *r, const nbl_state
 static void write_output(const call *c, const row *r, nbl_state_head *head, float *o)
 {
     const nbl_attend_args *args = c->args;
+    const sim_row_loops *loops = c->device->isa->row;
+    uint32_t dim = c->shape->v_dim;
     if (args->sinks != NULL) {
-        nbl_state_add_sink(head, o, c->shape->v_dim, args->sinks[r->head]);
+        nbl_state_add_sink(head, o, dim, args->sinks[r->head]);
     }
     if (args->lse.data != NULL) {
         float lse = nbl_state_lse(head, (args->flags & NBL_ATTEND_LSE_BASE2) != 0);
         memcpy(sim_row3(&args->lse, r->token, r->head), &lse, sizeof lse);
     }
     if (args->o.data != NULL) {
-        nbl_state_output(head, o, c->shape->v_dim, c->shape->v_hadamard);
-        sim_write(sim_row3(&args->o, r->token, r->head), args->o.dtype, args->o.stride_bytes[2], c->shape->v_dim, o);
+        nbl_state_output(head, o, dim, 0);
+        if (c->shape->v_hadamard != 0) {
+            loops->hadamard(o, dim, c->shape->v_hadamard);
+            scale_floats(o, dim, nbl_pow2(-nbl_log2_of(c->shape->v_hadamard)));
+        }
+        sim_store_row(loops, sim_row3(&args->o, r->token, r->head), args->o.dtype, args->o.stride_bytes[2], dim, o);
     }
 }
 
@@ -559,9 +640,7 @@ static void item_chunk(item *it, uint32_t n)
         it->row[i].sum = 0.0f;
     }
     memset(s->o, 0, (uint64_t)it->rows * c->plan.v_dim * sizeof *s->o);
-    if (c->plan.is_float) {
-        sim_float_start(&s->fp, it->rows);
-    }
+    sim_float_start(&s->fp, it->rows);
     for (uint32_t t = 0; t < CHUNK_TILES; ++t) {
         item_tile(it, first_tile + t);
     }
@@ -585,70 +664,92 @@ static void item_chunk(item *it, uint32_t n)
     }
 }
 
-/* One item: `chunk` of the range alone when the call is split, all of them otherwise. */
-static void run_item(const call *c, scratch *s, uint32_t sequence, uint32_t kv_head, uint32_t block, uint32_t chunk)
+/* Folds the chunk states of a row of a split call. */
+static void fold_row(const call *c, const row *r)
 {
-    const nbl_attend_args *args = c->args;
-    item it;
-    it.call = c;
-    it.scratch = s;
-    it.sequence = sequence;
-    it.v_scale = nbl_head_scale(args->pool->v_scale, args->layer * c->shape->kv_heads + kv_head);
-    it.source = (sim_source){c->device->isa,
-                             args->pool,
-                             c->layouts,
-                             args->page_table + (uint64_t)sequence * args->page_table_stride,
-                             args->layer,
-                             kv_head,
-                             (uint32_t)args->kv_len[sequence]};
-    item_rows(&it, kv_head, block);
-    if (it.rows == 0) {
-        return;
-    }
-    collect_queries(&it);
-    if (c->plan.split) {
-        item_chunk(&it, chunk);
-        return;
-    }
-    memset(s->total_o, 0, (uint64_t)it.rows * c->plan.v_dim * sizeof *s->total_o);
-    for (uint32_t n = 0; n < c->plan.chunks; ++n) {
-        item_chunk(&it, n);
-    }
-    for (uint32_t i = 0; i < it.rows; ++i) {
-        write_output(c, &it.row[i], &it.row[i].total, s->total_o + (uint64_t)i * c->plan.v_dim);
-    }
-}
-
-/* The parts of a row that its index alone decides. */
-static row row_of_index(const call *c, uint64_t index)
-{
-    row r = {.index = index, .token = index / c->args->q_heads, .head = (uint32_t)(index % c->args->q_heads)};
-    return r;
-}
-
-/* Second half of a split call: folds the chunk states of a row. */
-static void fold_row(const call *c, uint64_t index)
-{
-    row r = row_of_index(c, index);
-    nbl_state_head total = nbl_state_empty(c->queries[index].offset);
+    nbl_state_head total = nbl_state_empty(r->offset);
     float o[NBL_DIM_PADDED_MAX] = {0};
     for (uint32_t n = 0; n < c->plan.chunks; ++n) {
-        const float *state = state_in_workspace(c, index, n);
+        const float *state = state_in_workspace(c, r->index, n);
         nbl_state_head head;
         memcpy(&head, state, sizeof head);
         nbl_state_merge(&total, o, &head, state + sizeof head / sizeof *state, c->plan.v_dim);
     }
-    write_output(c, &r, &total, o);
+    write_output(c, r, &total, o);
+}
+
+/* A chunk of a split call; whoever does the last one of a block folds its rows. */
+static void run_chunk(item *it, uint32_t chunk)
+{
+    const call *c = it->call;
+    item_chunk(it, chunk);
+    if (__atomic_add_fetch(&c->done[it->row[0].index], 1u, __ATOMIC_ACQ_REL) == c->plan.chunks) {
+        for (uint32_t i = 0; i < it->rows; ++i) {
+            fold_row(c, &it->row[i]);
+        }
+    }
+}
+
+static void run_all_chunks(item *it)
+{
+    const call *c = it->call;
+    float *total_o = it->scratch->total_o;
+    memset(total_o, 0, (uint64_t)it->rows * c->plan.v_dim * sizeof *total_o);
+    for (uint32_t n = 0; n < c->plan.chunks; ++n) {
+        item_chunk(it, n);
+    }
+    for (uint32_t i = 0; i < it->rows; ++i) {
+        write_output(c, &it->row[i], &it->row[i].total, total_o + (uint64_t)i * c->plan.v_dim);
+    }
+}
+
+/* Moves on to a block of rows. */
+static void open_item(item *it, uint32_t sequence, uint32_t kv_head, uint32_t block)
+{
+    const nbl_attend_args *args = it->call->args;
+    it->sequence = sequence;
+    it->kv_head = kv_head;
+    it->block = block;
+    it->next_tile = UINT32_MAX;
+    it->source = (sim_source){it->call->device->isa,
+                              args->pool,
+                              it->call->layouts,
+                              args->page_table + (uint64_t)sequence * args->page_table_stride,
+                              args->layer,
+                              kv_head,
+                              (uint32_t)args->kv_len[sequence]};
+    item_rows(it);
+    item_queries(it);
+}
+
+/* One item: `chunk` of the range alone when the call is split, all of them otherwise. */
+static void run_item(item *it, uint32_t sequence, uint32_t kv_head, uint32_t block, uint32_t chunk)
+{
+    if (!it->call->plan.split || it->sequence != sequence || it->kv_head != kv_head || it->block != block) {
+        open_item(it, sequence, kv_head, block);
+    }
+    if (it->rows == 0) {
+        return;
+    }
+    if (it->call->plan.split) {
+        run_chunk(it, chunk);
+    } else {
+        run_all_chunks(it);
+    }
 }
 
 /* States past the last chunk that the bounds allow are empty too. */
 static void fill_empty_states(const call *c)
 {
     static const float zeros[NBL_DIM_PADDED_MAX];
-    for (uint64_t n = c->plan.chunks; c->args->state_head.data != NULL && n < c->args->state_head.shape[0]; ++n) {
-        for (uint64_t index = 0; index < c->plan.rows; ++index) {
-            row r = row_of_index(c, index);
-            nbl_state_head empty = nbl_state_empty(c->queries[index].offset);
+    const nbl_tensor *heads = &c->args->state_head;
+    for (uint64_t index = 0; heads->data != NULL && heads->shape[0] > c->plan.chunks && index < c->plan.rows; ++index) {
+        int8_t codes[NBL_DIM_PADDED_MAX];
+        uint16_t halves[NBL_DIM_PADDED_MAX];
+        row r = row_of_index(c, index);
+        prepare_query(c, sim_sequence_of(c->args->q_indptr, c->args->batch, r.token), &r, codes, halves);
+        nbl_state_head empty = nbl_state_empty(r.offset);
+        for (uint64_t n = c->plan.chunks; n < heads->shape[0]; ++n) {
             write_state(c, (uint32_t)n, &r, &empty, zeros);
         }
     }
@@ -656,40 +757,39 @@ static void fill_empty_states(const call *c)
 
 /* ------------------------------------------------------------------------------------------------ call */
 
+/* Neighbouring items that a thread takes at once: chunks of a block share their queries and prefetches, if enough are
+ * left for the others. */
+static int grain_of(const call *c, int64_t items)
+{
+    int64_t fair = items / (8 * (int64_t)c->device->threads);
+    return c->plan.split ? (int)max_i64(1, min_i64(fair, c->plan.chunks)) : 1;
+}
+
 static void run_items(const call *c)
 {
     const plan *p = &c->plan;
     int64_t parts = p->split ? p->chunks : 1;
-    int64_t per_head = p->blocks * parts; /* 0 if the range lies past kv_len_max */
+    int64_t per_head = p->blocks * parts;
     int64_t per_sequence = per_head * c->shape->kv_heads;
     int64_t items = per_sequence * c->args->batch;
-    int64_t rows = (int64_t)p->rows;
+    int grain = grain_of(c, items);
     uint32_t next_thread = 0;
 #pragma omp parallel num_threads(c->device->threads)
     {
         uint32_t saved = sim_fp_enter();
         uint32_t thread;
+        item it = {.call = c, .sequence = UINT32_MAX};
 #pragma omp atomic capture
         thread = next_thread++;
-        scratch *s = scratch_of(c, thread);
-#pragma omp for schedule(dynamic, 8)
-        for (int64_t i = 0; i < rows; ++i) {
-            prepare_query(c, (uint64_t)i);
-        }
-#pragma omp for schedule(dynamic)
+        it.scratch = scratch_of(c, thread);
+#pragma omp for schedule(dynamic, grain)
         for (int64_t i = 0; i < items; ++i) {
-            run_item(c, s, (uint32_t)(i / per_sequence), (uint32_t)(i % per_sequence / per_head),
+            run_item(&it, (uint32_t)(i / per_sequence), (uint32_t)(i % per_sequence / per_head),
                      (uint32_t)(i % per_head / parts), (uint32_t)(i % parts));
-        }
-        if (p->split) {
-#pragma omp for schedule(dynamic, 8)
-            for (int64_t i = 0; i < rows; ++i) {
-                fold_row(c, (uint64_t)i);
-            }
         }
         sim_fp_leave(saved);
     }
-    fill_empty_states(c);
+    (void)grain;
 }
 
 static nbl_status check_pages(const nbl_attend_args *args, uint32_t sequence, nbl_error *err)
@@ -785,20 +885,21 @@ nbl_status sim_attend(nbl_device *device, const nbl_attend_args *args, nbl_error
     call c = {.device = device, .args = args, .shape = args->pool->shape};
     c.plan = make_plan(c.shape, args->q_heads, args->q.shape[0], args->q_len_max, args->kv_len_max);
     c.plan.blocks = blocks_of(args);
-    if (nbl_layout_pool_is_float(args->pool)) {
-        c.plan.is_float = 1;
-        c.plan.scratch_bytes = scratch_bytes(&c.plan);
-        c.fp = sim_float_call_of(args->pool, device->profile, device->isa->name);
-    }
     if (args->workspace_bytes < c.plan.bytes) {
         return sim_fail(err, NBL_E_NO_MEMORY, "sim: workspace_bytes is %llu (needed: %llu)",
                         (unsigned long long)args->workspace_bytes, (unsigned long long)c.plan.bytes);
     }
     restrict_plan(&c.plan, args->range_begin, args->range_end);
+    if (nbl_layout_pool_is_float(args->pool)) {
+        c.plan.is_float = 1;
+        c.fp = sim_float_call_of(args->pool, device->profile, device->isa->name);
+    }
     uint8_t *workspace = args->workspace;
-    c.queries = (query *)(void *)workspace;
-    c.codes = workspace + c.plan.codes_at;
+    c.done = (uint32_t *)(void *)workspace;
     c.states = (float *)(void *)(workspace + c.plan.states_at);
+    if (c.plan.split) {
+        memset(c.done, 0, c.plan.rows * sizeof *c.done);
+    }
     c.group_rows = args->q_heads / c.shape->kv_heads;
     for (uint32_t i = 0; i < args->pool->region_count; ++i) {
         const nbl_region *region = &args->pool->regions[i];
@@ -808,7 +909,8 @@ nbl_status sim_attend(nbl_device *device, const nbl_attend_args *args, nbl_error
     float sm_scale = args->sm_scale != 0.0f ? args->sm_scale : default_scale(c.shape->k_dim);
     c.c = args->soft_cap != 0.0f ? sm_scale / args->soft_cap : sm_scale * NBL_LOG2E;
     c.cap = args->soft_cap != 0.0f ? args->soft_cap * NBL_LOG2E : 0.0f;
-    sim_fp_leave(saved);
     run_items(&c);
+    fill_empty_states(&c);
+    sim_fp_leave(saved);
     return NBL_OK;
 }

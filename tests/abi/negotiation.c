@@ -44,13 +44,13 @@ Test(negotiation, other_versions)
 {
     nbl_api_request request = request_of(2, 0);
     expect_refused(&request, NBL_E_ABI,
-                   "nibble: application ABI 2.0 is wanted, this libnibble speaks 1.0 to 1.0; use a matching one");
+                   "nibble: application ABI 2.0 is wanted, this libnibble speaks 1.0 to 1.1; use a matching one");
     request = request_of(0, 0);
     expect_refused(&request, NBL_E_ABI,
-                   "nibble: application ABI 0.0 is wanted, this libnibble speaks 1.0 to 1.0; use a matching one");
-    request = request_of(1, 1);
+                   "nibble: application ABI 0.0 is wanted, this libnibble speaks 1.0 to 1.1; use a matching one");
+    request = request_of(1, 2);
     expect_refused(&request, NBL_E_ABI,
-                   "nibble: application ABI 1.1 is wanted, this libnibble speaks 1.0 to 1.0; use a matching one");
+                   "nibble: application ABI 1.2 is wanted, this libnibble speaks 1.0 to 1.1; use a matching one");
 }
 
 Test(negotiation, size_of_the_request)

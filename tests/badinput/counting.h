@@ -22,9 +22,13 @@ typedef struct counting_state {
     uint64_t workspace_bytes;         /**< added to it */
     uint32_t memory_offset;           /**< memory_alloc answers off by so many bytes */
     uint64_t fail_operation;          /**< number of the operation that fails, counted from 1; 0: none */
+    uint64_t copies;                  /**< memory_copy calls */
+    uint64_t fail_copy;               /**< number of the memory_copy that fails, counted from 1; 0: none */
     nbl_status supports;              /**< answer of supports */
     void (*on_append)(const nbl_append_args *args);
     void (*on_attend)(const nbl_attend_args *args);
+    void (*on_copy_pages)(const nbl_copy_pages_args *args);
+    void (*on_transcode)(const nbl_transcode_args *args);
 } counting_state;
 
 /** A loaded counting backend. */

@@ -105,8 +105,10 @@ static void memory_free(nbl_device *device, void *memory)
 static nbl_status memory_copy(nbl_device *device, void *dst, const void *src, uint64_t bytes, uint32_t kind,
                               nbl_stream stream, nbl_error *err)
 {
-    (void)device, (void)stream, (void)err;
+    (void)device, (void)stream;
     state.uploads += kind == NBL_COPY_TO_DEVICE;
+    if (++state.copies == state.fail_copy)
+        return fail(err, NBL_E_DEVICE, "counting: told to fail a copy");
     memcpy(dst, src, bytes);
     return NBL_OK;
 }
@@ -147,13 +149,17 @@ static nbl_status gather(nbl_device *device, const nbl_gather_args *args, nbl_er
 
 static nbl_status copy_pages(nbl_device *device, const nbl_copy_pages_args *args, nbl_error *err)
 {
-    (void)device, (void)args;
+    (void)device;
+    if (state.on_copy_pages != NULL)
+        state.on_copy_pages(args);
     return operation(err);
 }
 
 static nbl_status transcode(nbl_device *device, const nbl_transcode_args *args, nbl_error *err)
 {
-    (void)device, (void)args;
+    (void)device;
+    if (state.on_transcode != NULL)
+        state.on_transcode(args);
     return operation(err);
 }
 

@@ -111,6 +111,123 @@ Test(files, segment_beyond_all_numbers)
     free(bytes.data);
 }
 
+/* What lies behind the segments is not mapped, but a file that lacks it was not copied whole. */
+Test(files, cut_inside_the_section_table)
+{
+    const file_bytes bytes = read_mock("good", "mock");
+    Elf64_Ehdr header;
+    memcpy(&header, bytes.data, sizeof header);
+    char text[128];
+    (void)snprintf(text, sizeof text, ": truncated (the section table ends at %zu, file has %zu bytes)",
+                   (size_t)header.e_shoff + header.e_shnum * sizeof(Elf64_Shdr), bytes.count - 1);
+    expect_bytes_refused(bytes.data, bytes.count - 1, NBL_E_BACKEND, "", text);
+    free(bytes.data);
+}
+
+/* A copy into a file of the full size that stopped on the way: zeros from some byte on. */
+Test(files, zeros_from_any_page_on)
+{
+    const file_bytes bytes = read_mock("good", "mock");
+    unsigned char *copy = malloc(bytes.count);
+    cr_assert_not_null(copy, "no memory");
+    char *folder = make_folder();
+    const nbl_load_options options = options_of("mock", folder);
+    for (size_t whole = 512; whole + 64 < bytes.count; whole += 512) {
+        nbl_runtime *runtime = NULL;
+        nbl_error err = NBL_INIT(nbl_error);
+        memcpy(copy, bytes.data, bytes.count);
+        memset(copy + whole, 0, bytes.count - whole);
+        write_plugin(folder, "mock", copy, bytes.count);
+        cr_assert_eq(api()->load(&options, &runtime, NULL, &err), NBL_E_BACKEND, "%zu bytes: %s", whole, err.message);
+        cr_assert_not_null(strstr(err.message, ": damaged ("), "%zu bytes: %s", whole, err.message);
+    }
+    expect_usable();
+    remove_folder(folder);
+    free(copy);
+    free(bytes.data);
+}
+
+Test(files, section_table_of_another_kind)
+{
+    const file_bytes bytes = read_mock("good", "mock");
+    Elf64_Ehdr header;
+    char text[160];
+    memcpy(&header, bytes.data, sizeof header);
+    (void)snprintf(text, sizeof text, ": damaged (%u sections of 7 bytes, names in section %u)", header.e_shnum,
+                   header.e_shstrndx);
+    expect_patched_refused(offsetof(Elf64_Ehdr, e_shentsize), 7, text);
+    (void)snprintf(text, sizeof text, ": damaged (%u sections of 64 bytes, names in section 9999)", header.e_shnum);
+    expect_patched_refused(offsetof(Elf64_Ehdr, e_shstrndx), 9999, text);
+    (void)snprintf(text, sizeof text, ": damaged (the section table at %zu is not one; was the file copied in part?)",
+                   (size_t)header.e_shoff);
+    expect_patched_refused(offsetof(Elf64_Ehdr, e_shstrndx), 1, text);
+    free(bytes.data);
+}
+
+static uint32_t index_of_segment(const file_bytes *bytes, uint32_t type)
+{
+    Elf64_Ehdr header;
+    memcpy(&header, bytes->data, sizeof header);
+    uint32_t i = 0;
+    while (i < header.e_phnum && segment_of(bytes, i).p_type != type)
+        i++;
+    cr_assert_lt(i, header.e_phnum, "no segment of type %u", type);
+    return i;
+}
+
+static void put_segment(file_bytes *bytes, uint32_t index, const Elf64_Phdr *segment)
+{
+    Elf64_Ehdr header;
+    memcpy(&header, bytes->data, sizeof header);
+    memcpy(bytes->data + header.e_phoff + index * sizeof *segment, segment, sizeof *segment);
+}
+
+Test(files, segment_smaller_in_memory_than_in_the_file)
+{
+    file_bytes bytes = read_mock("good", "mock");
+    Elf64_Phdr segment = segment_of(&bytes, 0);
+    char text[160];
+    segment.p_memsz = segment.p_filesz - 1;
+    put_segment(&bytes, 0, &segment);
+    (void)snprintf(text, sizeof text, ": damaged (segment 0 has %zu bytes in the file and %zu in memory, from 0x0)",
+                   (size_t)segment.p_filesz, (size_t)segment.p_memsz);
+    expect_bytes_refused(bytes.data, bytes.count, NBL_E_BACKEND, "", text);
+    free(bytes.data);
+}
+
+/* The dynamic loader would follow the pointer and crash. */
+Test(files, dynamic_entry_that_points_nowhere)
+{
+    file_bytes bytes = read_mock("good", "mock");
+    const Elf64_Phdr segment = segment_of(&bytes, index_of_segment(&bytes, PT_DYNAMIC));
+    Elf64_Dyn entry;
+    size_t at = segment.p_offset;
+    for (memcpy(&entry, bytes.data + at, sizeof entry); entry.d_tag != DT_SYMTAB;
+         memcpy(&entry, bytes.data + at, sizeof entry))
+        at += sizeof entry;
+    entry.d_un.d_ptr = 0x123456789abc;
+    memcpy(bytes.data + at, &entry, sizeof entry);
+    expect_bytes_refused(bytes.data, bytes.count, NBL_E_BACKEND, "",
+                         ": damaged (dynamic entry 0x6 points to 0x123456789abc, outside every segment)");
+    free(bytes.data);
+}
+
+Test(files, no_dynamic_section)
+{
+    file_bytes bytes = read_mock("good", "mock");
+    const uint32_t index = index_of_segment(&bytes, PT_DYNAMIC);
+    Elf64_Phdr segment = segment_of(&bytes, index);
+    segment.p_filesz = segment.p_memsz = 16;
+    put_segment(&bytes, index, &segment);
+    expect_bytes_refused(bytes.data, bytes.count, NBL_E_BACKEND, "",
+                         ": damaged (no dynamic section with strings, symbols and an end)");
+    segment.p_type = PT_NULL;
+    put_segment(&bytes, index, &segment);
+    expect_bytes_refused(bytes.data, bytes.count, NBL_E_BACKEND, "",
+                         ": damaged (no dynamic section with strings, symbols and an end)");
+    free(bytes.data);
+}
+
 Test(files, other_machine)
 {
     expect_patched_refused(offsetof(Elf64_Ehdr, e_machine), EM_AARCH64,

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "nibble/nibble_backend.h"
@@ -87,6 +88,25 @@ __attribute__((constructor)) static void meddle(void)
 }
 #endif
 
+/* Tells a test that this code runs, by a byte through the descriptor in the variable, and stays for a while. */
+#if defined MOCK_SLOW_CONSTRUCTOR || defined MOCK_SLOW_ENTRY
+static void dawdle(void)
+{
+    const char *descriptor = getenv("MOCK_PIPE");
+    if (descriptor && write(atoi(descriptor), "x", 1) != 1)
+        abort();
+    const struct timespec wait = {0, 500000000};
+    (void)nanosleep(&wait, NULL);
+}
+#endif
+
+#ifdef MOCK_SLOW_CONSTRUCTOR
+__attribute__((constructor)) static void be_slow(void)
+{
+    dawdle();
+}
+#endif
+
 #ifdef MOCK_UNDEFINED
 int mock_defined_nowhere(void);
 int mock_calls_nowhere(void);
@@ -150,6 +170,7 @@ static nbl_status caps(nbl_device *device, nbl_caps *out_caps, nbl_error *err)
 {
     (void)err;
     out_caps->threads = device->options.threads;
+    out_caps->page_tokens_max = (uint32_t)mock_helper();
     out_caps->deterministic = 1;
     (void)snprintf(out_caps->device_name, sizeof out_caps->device_name, "%s %u", MOCK_NAME, device->options.ordinal);
     memcpy(out_caps->isa, device->isa, sizeof out_caps->isa);
@@ -203,8 +224,12 @@ static nbl_status check(nbl_device *device, nbl_stream stream, nbl_error *err)
 {
     (void)device;
     (void)stream;
+#ifdef MOCK_LOST
+    return host->fail(err, NBL_E_DEVICE, NBL_ORIGIN_CUDA, 719, MOCK_NAME ": the device is lost");
+#else
     (void)err;
     return NBL_OK;
+#endif
 }
 
 #ifdef MOCK_MORE_SLOTS
@@ -253,6 +278,9 @@ nbl_status nbl_backend_entry_v1(const nbl_host *given_host, nbl_backend_request 
                                 const nbl_backend_v1 **out_backend, nbl_error *err)
 {
     host = given_host;
+#ifdef MOCK_SLOW_ENTRY
+    dawdle();
+#endif
     if (MOCK_REFUSES)
         return host->fail(err, NBL_E_UNSUPPORTED, NBL_ORIGIN_BACKEND, 0, "not on a Sunday");
     request->abi_major = MOCK_ANSWER_MAJOR;

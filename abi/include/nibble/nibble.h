@@ -25,7 +25,7 @@ extern "C" {
 #endif
 
 #define NBL_ABI_MAJOR 1u /**< changes when a struct or slot changes its meaning */
-#define NBL_ABI_MINOR 0u /**< grows when fields or slots are appended (abi/CHANGELOG.md) */
+#define NBL_ABI_MINOR 1u /**< grows when fields or slots are appended (abi/CHANGELOG.md) */
 
 /** A loaded backend; owns nothing of a device. */
 typedef struct nbl_runtime nbl_runtime;
@@ -91,9 +91,82 @@ typedef struct nbl_recipe {
     char name[32];
 } nbl_recipe;
 
+/* Flags of nbl_cache_config, since 1.1. */
+#define NBL_CACHE_PREFIX 1u /**< pages can be published and found again by their tokens */
+#define NBL_CACHE_LOCKED 2u /**< calls may come from many threads; each waits for the others */
+#define NBL_CACHE_DEBUG 4u  /**< free pages are poisoned, guards lie between pools; cache_verify looks at both. Slow */
+#define NBL_CACHE_FLAGS_ALL 7u
+
+/** What cache_stats_text writes. */
+enum nbl_text_format {
+    NBL_TEXT_PROMETHEUS = 0, /**< text exposition format, version 0.0.4 */
+    NBL_TEXT_JSON = 1,       /**< one object; a list of samples for each metric with labels */
+    NBL_TEXT_MAX_ENUM = 0x7fffffff
+};
+
+/** Tokens that a rule is about. Where rules of several scopes meet, the one named later here wins; of rules of one
+ * scope, the later one. */
+enum nbl_scope {
+    NBL_SCOPE_ALL = 0,    /**< all tokens */
+    NBL_SCOPE_BEYOND = 1, /**< those at positions >= tokens */
+    NBL_SCOPE_FIRST = 2,  /**< the first `tokens` of a sequence */
+    NBL_SCOPE_RECENT = 3, /**< the last `tokens`: stored so at first, transcoded when they leave this window */
+    NBL_SCOPE_MAX_ENUM = 0x7fffffff
+};
+
+#define NBL_RULES_MAX 16u
+
+/** One line of a policy, since 1.1: tokens of layers [layer_begin, layer_end) are stored so. A scope is rounded up to
+ * whole pages. Never grows. */
+typedef struct nbl_policy_rule {
+    uint32_t layer_begin;
+    uint32_t layer_end;  /**< 0: to the last layer */
+    uint32_t scope;      /**< enum nbl_scope */
+    uint32_t tokens;     /**< of the scope; 0 with NBL_SCOPE_ALL */
+    uint32_t k_format;   /**< enum nbl_format, or 0: as it is */
+    uint32_t v_format;   /**< the same */
+    uint32_t k_hadamard; /**< block, 1: none, 0: as it is; only with NBL_SCOPE_ALL (a query is transformed once) */
+    uint32_t v_hadamard;
+} nbl_policy_rule;
+
+/** A policy as data, since 1.1: what a recipe says, and rules. Its fields go into nbl_cache_config. */
+typedef struct nbl_policy {
+    NBL_HEADER;
+    uint32_t q_format;
+    uint32_t k_format;
+    uint32_t v_format;
+    uint32_t k_hadamard;
+    uint32_t v_hadamard;
+    uint32_t centering;
+    uint32_t sink_tokens;
+    uint32_t rule_count;
+    nbl_policy_rule rules[NBL_RULES_MAX];
+} nbl_policy;
+
+#define NBL_PRIORITY_MAX 100u /**< of a cached prefix; the lowest goes first */
+
+/** What happened to a page of the prefix index. */
+enum nbl_event_kind {
+    NBL_EVENT_STORED = 1,  /**< published: it can be found from now on */
+    NBL_EVENT_EVICTED = 2, /**< its contents are gone */
+    NBL_EVENT_MAX_ENUM = 0x7fffffff
+};
+
+/** One event; all of it is valid during the callback only. */
+typedef struct nbl_cache_event {
+    uint32_t struct_size;
+    uint32_t kind;          /**< enum nbl_event_kind */
+    uint64_t key[2];        /**< SipHash-2-4-128 of the page under hash_key: its tokens and parent_key */
+    uint64_t parent_key[2]; /**< of the page before; for the first page that of salt and centre tokens */
+    uint64_t salt;
+    const uint32_t *tokens; /**< [page_tokens] */
+    uint32_t page_tokens;
+    uint32_t place; /**< 0 for the first page of a sequence */
+} nbl_cache_event;
+
 /** Managed cache. */
 typedef struct nbl_cache_config {
-    NBL_HEADER;
+    NBL_HEADER;         /**< flags: NBL_CACHE_ bits */
     nbl_kv_shape shape; /**< by value; hadamard and centering as in the recipe */
     uint32_t k_format;
     uint32_t v_format;
@@ -102,7 +175,33 @@ typedef struct nbl_cache_config {
     uint64_t tokens_max;          /**< of all sequences together; decides how many pages there are */
     uint32_t sequence_tokens_max; /**< of one sequence; 0: tokens_max */
     uint32_t workspace_mib;       /**< scratch memory in MiB; 0: 64. Calls that need more are cut between sequences */
+    uint32_t center_tokens; /**< since 1.1: the centre comes from at most so many first tokens of a sequence, whatever
+                                 the first append brings; 32..1024, 0: 1024 (NUM 4.2) */
+    uint32_t prefix_roots_max; /**< since 1.1: with NBL_CACHE_PREFIX, how many prefixes that differ in salt or centre
+                                    tokens can be kept; 0: sequences_max plus a quarter of the pages */
+    uint64_t hash_key[2];      /**< since 1.1: of the prefix index; zero: random */
+    void (*on_event)(void *user, const nbl_cache_event *event); /**< since 1.1: or NULL; on the thread of the call that
+                                                                     causes it; it must not call nibble */
+    void *event_user;
+    const nbl_policy_rule *rules; /**< since 1.1: [rule_count], over the formats above; the sink_tokens are a rule too,
+                                       NBL_SCOPE_FIRST before all others of that scope */
+    uint32_t rule_count;          /**< 0..NBL_RULES_MAX */
+    uint32_t append_tokens_max;   /**< since 1.1: with NBL_SCOPE_RECENT, tokens that one step appends to all sequences
+                                       together (all of them are recent at first); 0: 2048, or tokens_max if that is less */
 } nbl_cache_config;
+
+/** Tokens that name a prefix, since 1.1. Two prefixes are the same if salt, tokens and the tokens that the centre comes
+ *  from are. */
+typedef struct nbl_prefix {
+    NBL_HEADER;
+    const uint32_t *tokens; /**< [count] token ids, from position 0 on (host memory) */
+    uint32_t count;
+    uint32_t first_tokens; /**< tokens of a first append, which decide the centre (NUM 4.2); 0: count */
+    uint64_t salt;         /**< whatever else decides K and V: model, adapter, tenant */
+    uint32_t priority;     /**< 0..NBL_PRIORITY_MAX, only read by prefix_publish */
+    uint32_t reserved;
+    nbl_stream stream;
+} nbl_prefix;
 
 /** Counters and sizes of a cache; every byte the backend was asked for is in one of them. */
 typedef struct nbl_cache_stats {
@@ -118,8 +217,20 @@ typedef struct nbl_cache_stats {
     uint32_t pages_used[NBL_REGIONS_MAX];
     uint32_t region_count;
     uint32_t sequences;
-    uint64_t tokens;
+    uint64_t tokens; /**< of all sequences; what forks share counts for each of them */
     nbl_quant_stats quant;
+    uint64_t forks;       /**< since 1.1: seq_fork calls that succeeded */
+    uint64_t page_copies; /**< since 1.1: pages copied before a write, because others held them too */
+    uint32_t
+        pages_cached[NBL_REGIONS_MAX]; /**< since 1.1: published pages that no sequence holds; not in pages_used, and
+                                                 taken when a page is needed, unless pinned */
+    uint64_t prefix_queries;           /**< since 1.1: seq_adopt calls */
+    uint64_t prefix_tokens;            /**< since 1.1: tokens they asked for */
+    uint64_t prefix_hit_tokens;        /**< since 1.1: tokens they got */
+    uint64_t pages_stored;             /**< since 1.1: pages published */
+    uint64_t pages_unstored;           /**< since 1.1: pages not published because the index was full */
+    uint64_t pages_evicted;            /**< since 1.1: published pages lost */
+    uint64_t pages_demoted;            /**< since 1.1: pages transcoded because they left the recent window */
 } nbl_cache_stats;
 
 /** One sequence's part of a batched append. */
@@ -534,7 +645,8 @@ typedef struct nbl_api_v1 {
     /** Creates a cache and allocates all of its device memory; later calls allocate none.
      *
      * Memory     The cache is the caller's to destroy, before its device is closed. config is copied.
-     * Threads    One at a time per cache.
+     * Threads    One at a time per cache; any number with NBL_CACHE_LOCKED, which orders the calls on the host: that
+     * their work is in the same order on the device (one stream, or events) is still the caller's to see to.
      * @retval NBL_OK
      * @retval NBL_E_INVALID      as cache_plan
      * @retval NBL_E_UNSUPPORTED  the device cannot append or attend in these formats
@@ -587,11 +699,12 @@ typedef struct nbl_api_v1 {
      */
     nbl_status (*seq_length)(nbl_cache *cache, uint64_t sequence, uint32_t layer, uint32_t *out_tokens, nbl_error *err);
 
-    /** Drops all tokens at positions >= tokens, in every layer, and gives whole pages back.
+    /** Drops all tokens at positions >= tokens, in every layer, and gives whole pages back. The bytes of the tokens
+     * that stay do not change.
      *
      * @retval NBL_OK
      * @retval NBL_E_NOT_FOUND  no such sequence
-     * @retval NBL_E_RANGE      no layer has that many tokens
+     * @retval NBL_E_RANGE      no layer has that many tokens, or drop_prefix has dropped more
      * @since ABI 1.0
      */
     nbl_status (*seq_truncate)(nbl_cache *cache, uint64_t sequence, uint32_t tokens, nbl_error *err);
@@ -629,7 +742,7 @@ typedef struct nbl_api_v1 {
      * @retval NBL_E_INVALID      as attend
      * @retval NBL_E_NOT_FOUND    no such sequence
      * @retval NBL_E_NO_MEMORY    one sequence alone needs more than workspace_mib
-     * @retval NBL_E_RANGE        no such layer
+     * @retval NBL_E_RANGE        no such layer, or a row sees tokens that seq_drop_prefix has dropped
      * @retval NBL_E_ALIGN        as attend
      * @retval NBL_E_OVERLAP      as attend
      * @retval NBL_E_UNSUPPORTED  as supports
@@ -637,8 +750,228 @@ typedef struct nbl_api_v1 {
      * @since ABI 1.0
      */
     nbl_status (*cache_attend)(nbl_cache *cache, const nbl_cache_attend_args *args, nbl_error *err);
+
+    /* -------------------------------------------------------------------------------------------- since 1.1 */
+
+    /** Creates a sequence that holds the first tokens of another one; no byte is copied.
+     *
+     * Every layer of the child has min(tokens, its length in the parent) tokens. Parent and child share pages and
+     * centres. A page that both hold is copied when one of them appends into it, so neither ever sees the other's
+     * tokens. A prefix dropped by the parent is dropped for the child.
+     *
+     * @param tokens     UINT32_MAX: all
+     * @param out_child  a handle, as of seq_create
+     * @retval NBL_OK
+     * @retval NBL_E_NOT_FOUND  no such parent
+     * @retval NBL_E_RANGE      tokens is less than what the parent has dropped
+     * @retval NBL_E_NO_MEMORY  sequences_max of them exist
+     * @since ABI 1.1
+     */
+    nbl_status (*seq_fork)(nbl_cache *cache, uint64_t parent, uint32_t tokens, uint64_t *out_child, nbl_error *err);
+
+    /** seq_truncate of a batch: sequences[b] to tokens[b], all of them or none.
+     *
+     * @retval NBL_OK
+     * @retval NBL_E_INVALID    a sequence appears twice, or a pointer is NULL
+     * @retval NBL_E_NOT_FOUND  no such sequence
+     * @retval NBL_E_RANGE      as seq_truncate; err names the entry
+     * @since ABI 1.1
+     */
+    nbl_status (*seq_truncate_batch)(nbl_cache *cache, const uint64_t *sequences, const uint32_t *tokens,
+                                     uint32_t batch, nbl_error *err);
+
+    /** Gives up the tokens at positions below tokens, in every layer, and gives their whole pages back.
+     *
+     * The tokens that stay keep their positions, and lengths still count from position 0. From then on cache_attend
+     * needs NBL_ATTEND_WINDOW_LEFT with a window in which no row sees a dropped token. Dropping less than before
+     * changes nothing.
+     *
+     * @retval NBL_OK
+     * @retval NBL_E_NOT_FOUND  no such sequence
+     * @retval NBL_E_RANGE      a layer has fewer tokens
+     * @since ABI 1.1
+     */
+    nbl_status (*seq_drop_prefix)(nbl_cache *cache, uint64_t sequence, uint32_t tokens, nbl_error *err);
+
+    /** Counts pages, references and lengths again and compares them with what the cache keeps; a self-test, O(size of
+     * the cache).
+     *
+     * @retval NBL_OK           all agree
+     * @retval NBL_E_STATE      something does not; err says what. A defect of nibble, or memory was overwritten
+     * @retval NBL_E_NO_MEMORY  no host memory for the count
+     * @since ABI 1.1
+     */
+    nbl_status (*cache_verify)(nbl_cache *cache, nbl_error *err);
+
+    /** Publishes the full pages of a sequence under their tokens, so that seq_adopt finds them.
+     *
+     * tokens[i] is the token whose K and V the sequence holds at position i, in every layer. Pages that an earlier call
+     * published are skipped; a page equal to one that is in the index already stays private. Published pages never
+     * change: an append into one copies it first. They outlive the sequence, until their memory is needed: of the pages
+     * that nobody holds and nobody has pinned, those of the lowest priority go first, among them the least recently
+     * used.
+     *
+     * A sequence cannot be published past a point where that is not certain to be exact: tokens of its centre were cut
+     * off or are not given, layers took their centre from different numbers of tokens, or a prefix was dropped before
+     * it was published. Nor can a page be published twice, under two salts.
+     *
+     * @param out_tokens  or NULL; tokens of the sequence that can be found now, a multiple of page_tokens
+     * @retval NBL_OK           also if nothing new was published
+     * @retval NBL_E_INVALID    the cache has no NBL_CACHE_PREFIX, a field is out of range, or salt or tokens
+     *                          contradict an earlier call for the sequence
+     * @retval NBL_E_NOT_FOUND  no such sequence
+     * @retval NBL_E_RANGE      a layer has fewer than count tokens
+     * @since ABI 1.1
+     */
+    nbl_status (*prefix_publish)(nbl_cache *cache, uint64_t sequence, const nbl_prefix *prefix, uint32_t *out_tokens,
+                                 nbl_error *err);
+
+    /** Tells how many tokens seq_adopt would give; changes nothing.
+     *
+     * @retval NBL_OK
+     * @retval NBL_E_INVALID  as prefix_publish
+     * @since ABI 1.1
+     */
+    nbl_status (*prefix_match)(nbl_cache *cache, const nbl_prefix *prefix, uint32_t *out_tokens, nbl_error *err);
+
+    /** Gives an empty sequence the longest published prefix of the tokens, in whole pages.
+     *
+     * Afterwards every layer has *out_tokens tokens, and once the engine has appended the rest of the tokens given, the
+     * sequence is what it would be had all of them been appended, the first first_tokens in one call: same bytes, same
+     * centre. (With a recent window only pages that lie outside of it then are adopted.) Keys are compared in
+     * full, so tokens that differ are never taken for each other.
+     *
+     * @param out_tokens  a multiple of page_tokens; 0 if nothing is found
+     * @retval NBL_OK
+     * @retval NBL_E_INVALID    as prefix_publish
+     * @retval NBL_E_NOT_FOUND  no such sequence
+     * @retval NBL_E_STATE      the sequence has tokens
+     * @since ABI 1.1
+     */
+    nbl_status (*seq_adopt)(nbl_cache *cache, uint64_t sequence, const nbl_prefix *prefix, uint32_t *out_tokens,
+                            nbl_error *err);
+
+    /** Keeps the published prefix of the tokens from being evicted, until prefix_unpin. Pins add up.
+     *
+     * @param out_tokens  tokens pinned; give as many to prefix_unpin
+     * @retval NBL_OK         also for a prefix of 0 tokens
+     * @retval NBL_E_INVALID  as prefix_publish
+     * @since ABI 1.1
+     */
+    nbl_status (*prefix_pin)(nbl_cache *cache, const nbl_prefix *prefix, uint32_t *out_tokens, nbl_error *err);
+
+    /** Takes one pin off each of the pages of the first tokens of a prefix.
+     *
+     * @param prefix  as given to prefix_pin
+     * @param tokens  as prefix_pin gave back
+     * @retval NBL_OK
+     * @retval NBL_E_INVALID    as prefix_publish
+     * @retval NBL_E_NOT_FOUND  a page of them is not pinned; nothing has changed
+     * @retval NBL_E_RANGE      tokens is more than prefix->count
+     * @since ABI 1.1
+     */
+    nbl_status (*prefix_unpin)(nbl_cache *cache, const nbl_prefix *prefix, uint32_t tokens, nbl_error *err);
+
+    /** Evicts all published pages that nobody holds and nobody has pinned, for instance because weights have changed.
+     *
+     * @retval NBL_OK
+     * @retval NBL_E_INVALID  the cache has no NBL_CACHE_PREFIX
+     * @since ABI 1.1
+     */
+    nbl_status (*prefix_clear)(nbl_cache *cache, nbl_error *err);
+
+    /** Bytes of the snapshot of a sequence, as snapshot_write needs them.
+     *
+     * @retval NBL_OK
+     * @retval NBL_E_NOT_FOUND  no such sequence
+     * @retval NBL_E_NO_MEMORY  no host memory
+     * @since ABI 1.1
+     */
+    nbl_status (*snapshot_size)(nbl_cache *cache, uint64_t sequence, uint64_t *out_bytes, nbl_error *err);
+
+    /** Writes a sequence into host memory, with all that its bytes depend on: geometry, formats, transforms, centres,
+     * versions of numerics and layout, lengths, and a checksum for every part (docs/kv-cache.md).
+     *
+     * A prefix is exported by forking it first. Equal sequences give equal bytes, whatever pages they lie in and
+     * whatever backend computed them; what no token uses is zero.
+     * Ordering   complete on return; waits for earlier work of the device
+     * @retval NBL_OK
+     * @retval NBL_E_NOT_FOUND  no such sequence
+     * @retval NBL_E_NO_MEMORY  bytes is less than snapshot_size says, or no host memory
+     * @retval NBL_E_DEVICE     the device failed; buffer is undefined
+     * @since ABI 1.1
+     */
+    nbl_status (*snapshot_write)(nbl_cache *cache, uint64_t sequence, void *buffer, uint64_t bytes, nbl_error *err);
+
+    /** snapshot_write into a file.
+     *
+     * The file is written as PATH.partial, synced, and renamed: whenever the process or the machine stops, PATH is
+     * what it was or the whole snapshot. A PATH.partial left by a killed process is written over by the next save. One
+     * writer per path at a time.
+     * @retval NBL_OK
+     * @retval NBL_E_NOT_FOUND  no such sequence
+     * @retval NBL_E_IO         the file cannot be written; err->native_code is the errno. PATH is as it was, unless
+     *                          only the last step, syncing its folder, has failed
+     * @retval NBL_E_NO_MEMORY, NBL_E_DEVICE  as snapshot_write
+     * @since ABI 1.1
+     */
+    nbl_status (*snapshot_save)(nbl_cache *cache, uint64_t sequence, const char *path, nbl_error *err);
+
+    /** Makes a sequence from a snapshot in host memory.
+     *
+     * Everything is checked before the cache is touched: a byte that differs from what was written is found. The cache
+     * needs the geometry, scale rules, transforms and centring of the snapshot, and pages of its formats; sizes and
+     * backend may differ. Attention over the new sequence gives the bits of the old one.
+     * @param out_sequence  a new sequence, not published
+     * @retval NBL_OK
+     * @retval NBL_E_INVALID    not a snapshot, damaged, or of another geometry; err says which
+     * @retval NBL_E_ABI        another version of snapshots, numerics or layout
+     * @retval NBL_E_NO_MEMORY  out of pages or sequences, or no host memory
+     * @retval NBL_E_DEVICE     the device failed
+     * @since ABI 1.1
+     */
+    nbl_status (*snapshot_read)(nbl_cache *cache, const void *buffer, uint64_t bytes, uint64_t *out_sequence,
+                                nbl_error *err);
+
+    /** snapshot_read from a file.
+     *
+     * @retval NBL_OK
+     * @retval NBL_E_IO  the file cannot be read; err->native_code is the errno
+     * @retval NBL_E_INVALID, NBL_E_ABI, NBL_E_NO_MEMORY, NBL_E_DEVICE  as snapshot_read
+     * @since ABI 1.1
+     */
+    nbl_status (*snapshot_load)(nbl_cache *cache, const char *path, uint64_t *out_sequence, nbl_error *err);
+
+    /** Turns a policy (docs/kv-cache.md, "Policies") into data: a recipe and modifiers, for instance
+     * "kv4,sinks=64,recent=256,layers=last4:kv8".
+     *
+     * @param layers  of the model; names in layers=... are checked against it
+     * @retval NBL_OK
+     * @retval NBL_E_INVALID    text is NULL, a modifier is unknown, comes twice or has no such value, or a dimension is
+     *                          out of range; err says which
+     * @retval NBL_E_NOT_FOUND  no such recipe; err lists them
+     * @since ABI 1.1
+     */
+    nbl_status (*policy_parse)(const char *text, uint32_t layers, uint32_t k_dim, uint32_t v_dim,
+                               nbl_policy *out_policy, nbl_error *err);
+
+    /** Writes everything that cache_stats knows, and the bytes and formats of every layer, as text for a monitor.
+     *
+     * @param format     enum nbl_text_format
+     * @param buffer     or NULL with bytes = 0: only *out_bytes is wanted
+     * @param bytes      of buffer
+     * @param out_bytes  bytes of the whole text, its final NUL included
+     * @retval NBL_OK           also if only *out_bytes was wanted
+     * @retval NBL_E_INVALID    format is unknown
+     * @retval NBL_E_NO_MEMORY  bytes is less than *out_bytes, which is written; buffer holds the start of the text
+     * @retval NBL_E_DEVICE     the counters could not be read
+     * @since ABI 1.1
+     */
+    nbl_status (*cache_stats_text)(nbl_cache *cache, uint32_t format, char *buffer, uint64_t bytes, uint64_t *out_bytes,
+                                   nbl_error *err);
 } nbl_api_v1;
 
+#ifndef NBL_NO_PROTOTYPES
 /** Returns the table, or a reason. The only exported symbol.
  *
  * Memory     The table is static and lives as long as the process.
@@ -652,6 +985,7 @@ typedef struct nbl_api_v1 {
  * @since ABI 1.0
  */
 nbl_status nbl_get_api(const nbl_api_request *request, const nbl_api_v1 **out_api, nbl_error *err);
+#endif
 
 /** Type of nbl_get_api, for dlsym. */
 typedef nbl_status (*nbl_get_api_fn)(const nbl_api_request *request, const nbl_api_v1 **out_api, nbl_error *err);

@@ -42,6 +42,10 @@
 #define NBL_V1_BYTES_nbl_cache_stats 192u
 #define NBL_V1_BYTES_nbl_cache_append_args 248u
 #define NBL_V1_BYTES_nbl_cache_attend_args 400u
+#define NBL_V1_BYTES_nbl_prefix 64u
+#define NBL_V1_BYTES_nbl_cache_event 64u
+#define NBL_V1_BYTES_nbl_policy_rule 32u
+#define NBL_V1_BYTES_nbl_policy 560u
 #define NBL_V1_BYTES_nbl_api_request 16u
 #define NBL_V1_BYTES_nbl_api_v1 288u
 #define NBL_V1_BYTES_nbl_host 40u
@@ -356,7 +360,7 @@ NBL_ASSERT_FIELD(nbl_recipe, sink_tokens, 40);
 NBL_ASSERT_FIELD(nbl_recipe, scale_rule, 44);
 NBL_ASSERT_FIELD(nbl_recipe, name, 48);
 
-NBL_ASSERT_SIZE(nbl_cache_config);
+NBL_STATIC_ASSERT(sizeof(nbl_cache_config) == 160u, "size of nbl_cache_config");
 NBL_ASSERT_FIELD(nbl_cache_config, struct_size, 0);
 NBL_ASSERT_FIELD(nbl_cache_config, flags, 4);
 NBL_ASSERT_FIELD(nbl_cache_config, next, 8);
@@ -368,8 +372,16 @@ NBL_ASSERT_FIELD(nbl_cache_config, sequences_max, 84);
 NBL_ASSERT_FIELD(nbl_cache_config, tokens_max, 88);
 NBL_ASSERT_FIELD(nbl_cache_config, sequence_tokens_max, 96);
 NBL_ASSERT_FIELD(nbl_cache_config, workspace_mib, 100);
+NBL_ASSERT_FIELD(nbl_cache_config, center_tokens, 104);
+NBL_ASSERT_FIELD(nbl_cache_config, prefix_roots_max, 108);
+NBL_ASSERT_FIELD(nbl_cache_config, hash_key, 112);
+NBL_ASSERT_FIELD(nbl_cache_config, on_event, 128);
+NBL_ASSERT_FIELD(nbl_cache_config, event_user, 136);
+NBL_ASSERT_FIELD(nbl_cache_config, rules, 144);
+NBL_ASSERT_FIELD(nbl_cache_config, rule_count, 152);
+NBL_ASSERT_FIELD(nbl_cache_config, append_tokens_max, 156);
 
-NBL_ASSERT_SIZE(nbl_cache_stats);
+NBL_STATIC_ASSERT(sizeof(nbl_cache_stats) == 296u, "size of nbl_cache_stats");
 NBL_ASSERT_FIELD(nbl_cache_stats, struct_size, 0);
 NBL_ASSERT_FIELD(nbl_cache_stats, flags, 4);
 NBL_ASSERT_FIELD(nbl_cache_stats, next, 8);
@@ -386,6 +398,16 @@ NBL_ASSERT_FIELD(nbl_cache_stats, region_count, 136);
 NBL_ASSERT_FIELD(nbl_cache_stats, sequences, 140);
 NBL_ASSERT_FIELD(nbl_cache_stats, tokens, 144);
 NBL_ASSERT_FIELD(nbl_cache_stats, quant, 152);
+NBL_ASSERT_FIELD(nbl_cache_stats, forks, 192);
+NBL_ASSERT_FIELD(nbl_cache_stats, page_copies, 200);
+NBL_ASSERT_FIELD(nbl_cache_stats, pages_cached, 208);
+NBL_ASSERT_FIELD(nbl_cache_stats, prefix_queries, 240);
+NBL_ASSERT_FIELD(nbl_cache_stats, prefix_tokens, 248);
+NBL_ASSERT_FIELD(nbl_cache_stats, prefix_hit_tokens, 256);
+NBL_ASSERT_FIELD(nbl_cache_stats, pages_stored, 264);
+NBL_ASSERT_FIELD(nbl_cache_stats, pages_unstored, 272);
+NBL_ASSERT_FIELD(nbl_cache_stats, pages_evicted, 280);
+NBL_ASSERT_FIELD(nbl_cache_stats, pages_demoted, 288);
 
 NBL_ASSERT_SIZE(nbl_cache_append_args);
 NBL_ASSERT_FIELD(nbl_cache_append_args, struct_size, 0);
@@ -423,13 +445,59 @@ NBL_ASSERT_FIELD(nbl_cache_attend_args, sinks, 368);
 NBL_ASSERT_FIELD(nbl_cache_attend_args, tree_mask, 376);
 NBL_ASSERT_FIELD(nbl_cache_attend_args, stream, 384);
 
+NBL_ASSERT_SIZE(nbl_prefix);
+NBL_ASSERT_FIELD(nbl_prefix, struct_size, 0);
+NBL_ASSERT_FIELD(nbl_prefix, flags, 4);
+NBL_ASSERT_FIELD(nbl_prefix, next, 8);
+NBL_ASSERT_FIELD(nbl_prefix, tokens, 16);
+NBL_ASSERT_FIELD(nbl_prefix, count, 24);
+NBL_ASSERT_FIELD(nbl_prefix, first_tokens, 28);
+NBL_ASSERT_FIELD(nbl_prefix, salt, 32);
+NBL_ASSERT_FIELD(nbl_prefix, priority, 40);
+NBL_ASSERT_FIELD(nbl_prefix, reserved, 44);
+NBL_ASSERT_FIELD(nbl_prefix, stream, 48);
+
+NBL_ASSERT_SIZE(nbl_cache_event);
+NBL_ASSERT_FIELD(nbl_cache_event, struct_size, 0);
+NBL_ASSERT_FIELD(nbl_cache_event, kind, 4);
+NBL_ASSERT_FIELD(nbl_cache_event, key, 8);
+NBL_ASSERT_FIELD(nbl_cache_event, parent_key, 24);
+NBL_ASSERT_FIELD(nbl_cache_event, salt, 40);
+NBL_ASSERT_FIELD(nbl_cache_event, tokens, 48);
+NBL_ASSERT_FIELD(nbl_cache_event, page_tokens, 56);
+NBL_ASSERT_FIELD(nbl_cache_event, place, 60);
+
+NBL_ASSERT_SIZE(nbl_policy_rule);
+NBL_ASSERT_FIELD(nbl_policy_rule, layer_begin, 0);
+NBL_ASSERT_FIELD(nbl_policy_rule, layer_end, 4);
+NBL_ASSERT_FIELD(nbl_policy_rule, scope, 8);
+NBL_ASSERT_FIELD(nbl_policy_rule, tokens, 12);
+NBL_ASSERT_FIELD(nbl_policy_rule, k_format, 16);
+NBL_ASSERT_FIELD(nbl_policy_rule, v_format, 20);
+NBL_ASSERT_FIELD(nbl_policy_rule, k_hadamard, 24);
+NBL_ASSERT_FIELD(nbl_policy_rule, v_hadamard, 28);
+
+NBL_ASSERT_SIZE(nbl_policy);
+NBL_ASSERT_FIELD(nbl_policy, struct_size, 0);
+NBL_ASSERT_FIELD(nbl_policy, flags, 4);
+NBL_ASSERT_FIELD(nbl_policy, next, 8);
+NBL_ASSERT_FIELD(nbl_policy, q_format, 16);
+NBL_ASSERT_FIELD(nbl_policy, k_format, 20);
+NBL_ASSERT_FIELD(nbl_policy, v_format, 24);
+NBL_ASSERT_FIELD(nbl_policy, k_hadamard, 28);
+NBL_ASSERT_FIELD(nbl_policy, v_hadamard, 32);
+NBL_ASSERT_FIELD(nbl_policy, centering, 36);
+NBL_ASSERT_FIELD(nbl_policy, sink_tokens, 40);
+NBL_ASSERT_FIELD(nbl_policy, rule_count, 44);
+NBL_ASSERT_FIELD(nbl_policy, rules, 48);
+
 NBL_ASSERT_SIZE(nbl_api_request);
 NBL_ASSERT_FIELD(nbl_api_request, struct_size, 0);
 NBL_ASSERT_FIELD(nbl_api_request, abi_major, 4);
 NBL_ASSERT_FIELD(nbl_api_request, abi_minor_min, 8);
 NBL_ASSERT_FIELD(nbl_api_request, reserved, 12);
 
-NBL_ASSERT_SIZE(nbl_api_v1);
+NBL_STATIC_ASSERT(sizeof(nbl_api_v1) == 424u, "size of nbl_api_v1");
 NBL_ASSERT_FIELD(nbl_api_v1, struct_size, 0);
 NBL_ASSERT_FIELD(nbl_api_v1, abi_minor, 4);
 NBL_ASSERT_FIELD(nbl_api_v1, load, 8);
@@ -467,6 +535,23 @@ NBL_ASSERT_FIELD(nbl_api_v1, seq_length, 256);
 NBL_ASSERT_FIELD(nbl_api_v1, seq_truncate, 264);
 NBL_ASSERT_FIELD(nbl_api_v1, cache_append, 272);
 NBL_ASSERT_FIELD(nbl_api_v1, cache_attend, 280);
+NBL_ASSERT_FIELD(nbl_api_v1, seq_fork, 288);
+NBL_ASSERT_FIELD(nbl_api_v1, seq_truncate_batch, 296);
+NBL_ASSERT_FIELD(nbl_api_v1, seq_drop_prefix, 304);
+NBL_ASSERT_FIELD(nbl_api_v1, cache_verify, 312);
+NBL_ASSERT_FIELD(nbl_api_v1, prefix_publish, 320);
+NBL_ASSERT_FIELD(nbl_api_v1, prefix_match, 328);
+NBL_ASSERT_FIELD(nbl_api_v1, seq_adopt, 336);
+NBL_ASSERT_FIELD(nbl_api_v1, prefix_pin, 344);
+NBL_ASSERT_FIELD(nbl_api_v1, prefix_unpin, 352);
+NBL_ASSERT_FIELD(nbl_api_v1, prefix_clear, 360);
+NBL_ASSERT_FIELD(nbl_api_v1, snapshot_size, 368);
+NBL_ASSERT_FIELD(nbl_api_v1, snapshot_write, 376);
+NBL_ASSERT_FIELD(nbl_api_v1, snapshot_save, 384);
+NBL_ASSERT_FIELD(nbl_api_v1, snapshot_read, 392);
+NBL_ASSERT_FIELD(nbl_api_v1, snapshot_load, 400);
+NBL_ASSERT_FIELD(nbl_api_v1, policy_parse, 408);
+NBL_ASSERT_FIELD(nbl_api_v1, cache_stats_text, 416);
 
 NBL_ASSERT_SIZE(nbl_host);
 NBL_ASSERT_FIELD(nbl_host, struct_size, 0);

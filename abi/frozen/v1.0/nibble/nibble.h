@@ -1,0 +1,665 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file nibble.h
+ * @brief Application ABI: attention over a 4- to 8-bit KV cache, the same bits on every backend.
+ *
+ * libnibble.so.1 exports one function, nbl_get_api. Everything else is a slot of the table it returns.
+ *
+ * Two properties hold for every call of attend:
+ * - **No plan step.** Work is cut where the numerics say, so a launch depends on upper bounds only; lengths are read
+ *   from device memory.
+ * - **No split into prefill and decode.** One call, one result; the backend picks kernels and the pick cannot change a
+ *   bit.
+ *
+ * Conventions of all slots: they return #nbl_status, fill the optional caller-owned #nbl_error with one line, and leave
+ * outputs untouched on any error found before the work starts. Any slot may be called from any thread; one device or
+ * cache handle by one thread at a time. Handles are refused in a forked child (NBL_E_FORKED).
+ */
+#ifndef NIBBLE_H
+#define NIBBLE_H
+
+#include "nibble_types.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define NBL_ABI_MAJOR 1u /**< changes when a struct or slot changes its meaning */
+#define NBL_ABI_MINOR 0u /**< grows when fields or slots are appended (abi/CHANGELOG.md) */
+
+/** A loaded backend; owns nothing of a device. */
+typedef struct nbl_runtime nbl_runtime;
+/** What the loader tried and why. */
+typedef struct nbl_report nbl_report;
+/** Managed cache: pages, sequences. */
+typedef struct nbl_cache nbl_cache;
+
+/** How far one load attempt came. */
+enum nbl_load_phase {
+    NBL_PHASE_NAME = 0,      /**< the name itself */
+    NBL_PHASE_FIND = 1,      /**< looking for the file */
+    NBL_PHASE_PROBE = 2,     /**< reading ELF header and note, no code run */
+    NBL_PHASE_OPEN = 3,      /**< dlopen */
+    NBL_PHASE_NEGOTIATE = 4, /**< entry function and table */
+    NBL_PHASE_LOADED = 5,    /**< usable */
+    NBL_PHASE_DEVICE = 6,    /**< opening a device */
+    NBL_PHASE_MAX_ENUM = 0x7fffffff
+};
+
+/** One candidate of a report. Strings live as long as the report. */
+typedef struct nbl_load_attempt {
+    NBL_HEADER;
+    const char *name;
+    const char *path;        /**< "" if no file was found */
+    const char *message;     /**< why it failed, or why it was chosen */
+    const char *description; /**< the backend's own line, "" before negotiation */
+    nbl_status status;
+    uint32_t phase; /**< enum nbl_load_phase */
+    uint64_t file_device;
+    uint64_t file_inode;
+    uint32_t abi_minor;
+    uint32_t numerics_version;
+    uint32_t layout_version;
+    uint32_t reserved;
+} nbl_load_attempt;
+
+#define NBL_LOAD_IGNORE_ENV 1u /**< NIBBLE_BACKEND, NIBBLE_BACKEND_DIR and the other variables do not count */
+
+/** What to load. All zero: NIBBLE_BACKEND if set, else "cuda". The log callback gets every line, of any level, on the
+ *  thread of the call that causes it; it must not call nibble. It may be called until runtime_destroy returns. Without
+ *  it, lines up to the level in NIBBLE_LOG (error without it) go to stderr, a repeated one once. */
+typedef struct nbl_load_options {
+    NBL_HEADER;
+    const char *backend;     /**< comma list of names in order, or one absolute path; NIBBLE_BACKEND goes before it */
+    const char *backend_dir; /**< absolute directory searched first, or NULL */
+    void (*log)(void *user, uint32_t level, const char *message); /**< or NULL: errors go to stderr */
+    void *log_user;
+    const char *client_name; /**< for the log, or NULL */
+} nbl_load_options;
+
+/** A named choice of formats and transforms (docs/formats.md): "qk4v8", "mxkv4", "kv4", "k4v8", "kv8". */
+typedef struct nbl_recipe {
+    NBL_HEADER;
+    uint32_t q_format;
+    uint32_t k_format;
+    uint32_t v_format;
+    uint32_t k_hadamard; /**< for the dimensions given to recipe_parse */
+    uint32_t v_hadamard;
+    uint32_t centering;
+    uint32_t sink_tokens; /**< first tokens of a sequence kept in int8, rounded up to whole pages */
+    uint32_t reserved;
+    char name[32];
+} nbl_recipe;
+
+/** Managed cache. */
+typedef struct nbl_cache_config {
+    NBL_HEADER;
+    nbl_kv_shape shape; /**< by value; hadamard and centering as in the recipe */
+    uint32_t k_format;
+    uint32_t v_format;
+    uint32_t sink_tokens; /**< first tokens of each sequence stored int8; one page holds at least one token */
+    uint32_t sequences_max;
+    uint64_t tokens_max;          /**< of all sequences together; decides how many pages there are */
+    uint32_t sequence_tokens_max; /**< of one sequence; 0: tokens_max */
+    uint32_t workspace_mib;       /**< scratch memory in MiB; 0: 64. Calls that need more are cut between sequences */
+} nbl_cache_config;
+
+/** Counters and sizes of a cache; every byte the backend was asked for is in one of them. */
+typedef struct nbl_cache_stats {
+    NBL_HEADER;
+    uint64_t code_bytes;     /**< code pools, all regions */
+    uint64_t scale_bytes;    /**< scale pools */
+    uint64_t center_bytes;   /**< K centres */
+    uint64_t metadata_bytes; /**< page tables and other arrays in device memory */
+    uint64_t workspace_bytes;
+    uint64_t total_bytes; /**< sum of the five */
+    uint64_t used_bytes;  /**< codes and scales of pages in use */
+    uint32_t pages_total[NBL_REGIONS_MAX];
+    uint32_t pages_used[NBL_REGIONS_MAX];
+    uint32_t region_count;
+    uint32_t sequences;
+    uint64_t tokens;
+    nbl_quant_stats quant;
+} nbl_cache_stats;
+
+/** One sequence's part of a batched append. */
+typedef struct nbl_cache_append_args {
+    NBL_HEADER;
+    const uint64_t *sequences; /**< [B] handles, all different (host memory) */
+    const int32_t *seq_indptr; /**< [B+1] tokens of each, from 0 to T (host memory) */
+    uint32_t batch;
+    uint32_t layer; /**< layers are appended in any order; see nbl_api_v1.cache_append */
+    nbl_tensor k;   /**< [T, Hk, Dk] device memory */
+    nbl_tensor v;   /**< [T, Hk, Dv] */
+    nbl_stream stream;
+} nbl_cache_append_args;
+
+/** Attention of a batch of cached sequences; fields mean what they mean in #nbl_attend_args. */
+typedef struct nbl_cache_attend_args {
+    NBL_HEADER;                /**< flags: NBL_ATTEND_ bits */
+    const uint64_t *sequences; /**< [B] handles (host memory) */
+    const int32_t *q_indptr;   /**< [B+1] (host memory) */
+    uint32_t batch;
+    uint32_t layer;
+    uint32_t q_heads;
+    uint32_t q_format;
+    nbl_tensor q;
+    nbl_tensor o;
+    nbl_tensor lse;
+    float sm_scale;
+    float soft_cap;
+    uint32_t window_left;
+    uint32_t window_right;
+    uint32_t tree_mask_stride;
+    uint32_t reserved;
+    const float *alibi_slopes; /**< device memory, as are the next two */
+    const float *sinks;
+    const uint32_t *tree_mask;
+    nbl_stream stream;
+} nbl_cache_attend_args;
+
+/** What the caller of nbl_get_api wants. */
+typedef struct nbl_api_request {
+    uint32_t struct_size;
+    uint32_t abi_major;     /**< NBL_ABI_MAJOR of the header compiled against */
+    uint32_t abi_minor_min; /**< smallest minor the caller can live with */
+    uint32_t reserved;
+} nbl_api_request;
+
+/** The application table. Slots are only ever appended; a slot that exists never changes its meaning.
+ *
+ * @section results Results that several slots share
+ * Each slot lists its own results. Besides them:
+ * - a slot with a handle returns NBL_E_INVALID for NULL, NBL_E_STATE for a handle that was destroyed or is of another
+ *   kind, NBL_E_FORKED for one made in another process;
+ * - a slot with an argument struct returns NBL_E_INVALID for NULL or an extension chain of more than 32 nodes,
+ *   NBL_E_ABI for a struct_size below that of version 1.0, NBL_E_UNKNOWN_FIELD for non-zero bytes past the known size,
+ *   an unknown flag or an unknown extension marked required;
+ * - a slot with an out_ pointer returns NBL_E_INVALID when it is NULL.
+ *
+ * On every result but NBL_OK the outputs are as they were, unless the slot says otherwise. err may be NULL.
+ *
+ * @section order Order of work on a device
+ * append, attend, gather, copy_pages, transcode, merge and memory_copy are put on args->stream and run in its order.
+ * With NBL_STREAM_HOST they have finished when the call returns; with NBL_STREAM_CUDA the arrays they name must stay
+ * valid and unchanged until the stream has passed them, they may be captured into a graph, and an error of execution
+ * appears at the caller's own synchronisation or at check. No slot creates or stores a stream, none but check waits
+ * for it. Arrays in a call are memory that the device can read; the argument structs themselves are read before the
+ * call returns.
+ */
+typedef struct nbl_api_v1 {
+    uint32_t struct_size; /**< bytes of the table; a slot past it does not exist */
+    uint32_t abi_minor;   /**< NBL_ABI_MINOR of the library */
+
+    /* -------------------------------------------------------------------------------------------- runtime */
+
+    /** Finds, checks and loads a backend; touches no device.
+     *
+     * The names are NIBBLE_BACKEND, else options->backend, else "cuda". A name NAME stands for
+     * libnibble-backend-NAME.so.1 in options->backend_dir, then NIBBLE_BACKEND_DIR, or without it nibble/ beside this
+     * library and the directory compiled in; the first file that exists decides. In a list, the next name is tried when
+     * loading one fails; each attempt is recorded, and a move is logged. Every name must be known or have a file, or
+     * nothing is loaded.
+     *
+     * Memory     The runtime and the report are the caller's to free; the strings of options are copied. Backends are
+     *            never unloaded; a second load of one file shares the first.
+     * Threads    Any; loads are serialised. The log callback must not call nibble.
+     * @param options      NULL means all zero
+     * @param out_runtime  the runtime
+     * @param out_report   or NULL; on success and on failure, unless memory runs out, a report to be freed by
+     *                     report_free
+     * @retval NBL_OK
+     * @retval NBL_E_INVALID    options->backend or backend_dir is empty, relative, too long or not a name
+     * @retval NBL_E_ENV        the same of a NIBBLE_ variable; a name in NIBBLE_BACKEND that is not known
+     * @retval NBL_E_NOT_FOUND  no such file in the directories searched
+     * @retval NBL_E_BACKEND    the file is damaged, foreign, for another machine, in an unsafe place, or misbehaves
+     * @retval NBL_E_ABI        the file speaks another ABI, numerics or layout version, or its table is too short
+     * @retval NBL_E_UNSUPPORTED  the file needs a newer CPU
+     * @retval NBL_E_IO         the file cannot be read
+     * @retval NBL_E_NO_MEMORY  no memory
+     * @since ABI 1.0
+     */
+    nbl_status (*load)(const nbl_load_options *options, nbl_runtime **out_runtime, nbl_report **out_report,
+                       nbl_error *err);
+
+    /** Frees a runtime; its backend stays loaded. NULL is accepted.
+     *
+     * @retval NBL_OK
+     * @retval NBL_E_STATE  already destroyed, or devices of it are open
+     * @since ABI 1.0
+     */
+    nbl_status (*runtime_destroy)(nbl_runtime *runtime, nbl_error *err);
+
+    /** Number of attempts in a report, in the order they were made; 0 for NULL. open may add to it.
+     * @since ABI 1.0
+     */
+    uint32_t (*report_count)(const nbl_report *report);
+
+    /** Reads one attempt. Its strings live until report_free.
+     *
+     * @retval NBL_OK
+     * @retval NBL_E_RANGE    index is not below report_count
+     * @retval NBL_E_INVALID  report is NULL
+     * @since ABI 1.0
+     */
+    nbl_status (*report_get)(const nbl_report *report, uint32_t index, nbl_load_attempt *out_attempt, nbl_error *err);
+
+    /** Frees a report. NULL is accepted. Independent of the life of the runtime.
+     * @since ABI 1.0
+     */
+    void (*report_free)(nbl_report *report);
+
+    /** Name of a status, such as "NBL_E_RANGE"; "NBL_E_?" for a number that is none. A static string.
+     * @since ABI 1.0
+     */
+    const char *(*status_name)(nbl_status status);
+
+    /** Meaning of a status in words; "unknown status" for a number that is none. A static string.
+     * @since ABI 1.0
+     */
+    const char *(*status_text)(nbl_status status);
+
+    /** One line about this library: version, ABI, numerics and layout versions, compiler. A static string.
+     * @since ABI 1.0
+     */
+    const char *(*build_info)(void);
+
+    /* -------------------------------------------------------------------------------------------- device */
+
+    /** Opens a device of the runtime's backend.
+     *
+     * Where the first device cannot be had (NBL_E_DEVICE, NBL_E_UNSUPPORTED, NBL_E_BACKEND) and the list named more
+     * backends, the next one is loaded and opened; the move is logged and recorded in the report. After the first
+     * success the choice is final; a call that finds no device leaves it open. NIBBLE_SIM_THREADS and NIBBLE_SIM_ISA go
+     * before options->threads and options->isa.
+     *
+     * Memory     The device is the caller's to close, before its runtime is destroyed.
+     * Threads    One at a time per runtime; devices of one runtime may be used in parallel.
+     * @param options  NULL means all zero
+     * @retval NBL_OK
+     * @retval NBL_E_DEVICE   no driver, no device, or no device of this ordinal; err->native_code is the driver's
+     * @retval NBL_E_FORKED   the runtime is another process's, or its backend was opened before a fork
+     * @retval NBL_E_INVALID  an option the backend does not accept
+     * @retval NBL_E_NO_MEMORY  no memory on host or device
+     * @retval NBL_E_NOT_FOUND, NBL_E_BACKEND, NBL_E_ABI, NBL_E_IO  as load, of the last backend in the list
+     * @since ABI 1.0
+     */
+    nbl_status (*open)(nbl_runtime *runtime, const nbl_device_options *options, nbl_device **out_device,
+                       nbl_error *err);
+
+    /** Closes a device. NULL is accepted. Work still on streams must have finished.
+     *
+     * @retval NBL_OK
+     * @retval NBL_E_STATE  already closed, or caches of it exist
+     * @since ABI 1.0
+     */
+    nbl_status (*close)(nbl_device *device, nbl_error *err);
+
+    /** Tells what a device is and can do; constant over its life.
+     *
+     * @retval NBL_OK
+     * @since ABI 1.0
+     */
+    nbl_status (*caps)(nbl_device *device, nbl_caps *out_caps, nbl_error *err);
+
+    /** Tells whether an operation with these formats, sizes and features can be done.
+     *
+     * @retval NBL_OK             yes
+     * @retval NBL_E_UNSUPPORTED  no; err names the reason
+     * @retval NBL_E_INVALID      the description contradicts itself or is out of range on every device
+     * @since ABI 1.0
+     */
+    nbl_status (*supports)(nbl_device *device, const nbl_op_desc *op, nbl_error *err);
+
+    /** Bytes of workspace that any call within the bounds of op needs; 0 is possible.
+     *
+     * Units      bytes; the workspace is aligned to 256. It holds nothing between calls, and calls that may run at the
+     *            same time need one each.
+     * @retval NBL_OK
+     * @retval NBL_E_UNSUPPORTED  as supports
+     * @retval NBL_E_INVALID      as supports
+     * @since ABI 1.0
+     */
+    nbl_status (*workspace_size)(nbl_device *device, const nbl_op_desc *op, uint64_t *out_bytes, nbl_error *err);
+
+    /** Bytes and offsets of one page of one layer (docs/formats.md F2 to F5); needs no device.
+     *
+     * Computes   head_bytes(x) = 16 * ceil(x / 16); code_page_bytes = Hk * (head_bytes(P * K code bytes per vector) +
+     *            head_bytes(P * V code bytes per vector)); scale_page_bytes likewise
+     * @param k_format  enum nbl_format
+     * @param v_format  enum nbl_format
+     * @retval NBL_OK
+     * @retval NBL_E_INVALID  a format or a field of shape is out of range; err names it
+     * @since ABI 1.0
+     */
+    nbl_status (*kv_layout)(const nbl_kv_shape *shape, uint32_t k_format, uint32_t v_format,
+                            nbl_page_layout *out_layout, nbl_error *err);
+
+    /* -------------------------------------------------------------------------------------------- device memory */
+
+    /** Allocates device memory, aligned to 256 bytes; contents undefined. The caller frees it before close.
+     *
+     * @retval NBL_OK
+     * @retval NBL_E_INVALID    bytes is 0
+     * @retval NBL_E_NO_MEMORY  the device has not that much
+     * @retval NBL_E_DEVICE     the device failed
+     * @since ABI 1.0
+     */
+    nbl_status (*memory_alloc)(nbl_device *device, uint64_t bytes, void **out_memory, nbl_error *err);
+
+    /** Frees memory of memory_alloc of the same device. NULL is accepted. Work that uses it must have finished.
+     *
+     * @retval NBL_OK
+     * @since ABI 1.0
+     */
+    nbl_status (*memory_free)(nbl_device *device, void *memory, nbl_error *err);
+
+    /** Copies bytes between host and device, or within the device; the ranges do not overlap.
+     *
+     * Ordering   in the order of stream. Host memory must stay valid until the stream has passed the copy.
+     * @param kind  enum nbl_copy_kind
+     * @retval NBL_OK         also for 0 bytes
+     * @retval NBL_E_INVALID  dst or src is NULL, kind or the kind of stream is unknown
+     * @retval NBL_E_OVERLAP  the ranges overlap
+     * @retval NBL_E_DEVICE   the device failed; dst is undefined
+     * @since ABI 1.0
+     */
+    nbl_status (*memory_copy)(nbl_device *device, void *dst, const void *src, uint64_t bytes, uint32_t kind,
+                              nbl_stream stream, nbl_error *err);
+
+    /** Reports the first error of execution on a device since the last check, such as an index out of range in data
+     * that only the device could read. Waits for the stream (not while it is being captured) and clears what it
+     * reports.
+     *
+     * @retval NBL_OK        none so far
+     * @retval NBL_E_RANGE   a slot, page id or length pointed outside its array
+     * @retval NBL_E_DEVICE  the device failed
+     * @since ABI 1.0
+     */
+    nbl_status (*check)(nbl_device *device, nbl_stream stream, nbl_error *err);
+
+    /* -------------------------------------------------------------------------------------------- operations */
+
+    /** Quantizes T new tokens of one layer into pages.
+     *
+     * Computes   for every token t with slot >= 0 and every kv head h: x = k[t, h, :], converted to binary32,
+     *            transformed, centred if the shape says so, quantized into the K format of the slot's region; v
+     *            likewise
+     * Shapes     k [T, Hk, Dk], v [T, Hk, Dv] f32, f16 or bf16, any strides; slots [T] int64; with centering seq_indptr
+     *            [B+1] int32
+     * Numerics   NUM 3 and 4, exact: the bytes of a token depend on that token, the transforms and the centre alone
+     * Memory     k and v are not modified. Slots are all different; bytes of other slots are not touched. stats is
+     *            added to. With NBL_CENTER_COMPUTE the rows of centers are written.
+     * Ordering   see nbl_api_v1
+     * @retval NBL_OK             also for T = 0
+     * @retval NBL_E_INVALID      a shape, format, enum or required pointer is wrong; err names it
+     * @retval NBL_E_ALIGN        a pointer or stride is not a multiple of its element (pools: of 16)
+     * @retval NBL_E_OVERLAP      pools, centres or stats overlap an input or each other
+     * @retval NBL_E_RANGE        a slot, layer or indptr is outside; where only the device can see it, at check
+     * @retval NBL_E_NO_MEMORY    workspace_bytes is less than workspace_size says
+     * @retval NBL_E_UNSUPPORTED  as supports
+     * @retval NBL_E_DEVICE       the launch failed
+     * @since ABI 1.0
+     */
+    nbl_status (*append)(nbl_device *device, const nbl_append_args *args, nbl_error *err);
+
+    /** Attention of query rows over the cached tokens of their sequences.
+     *
+     * Computes   for row i of sequence b and query head h, with g = h / (Hq/Hk), over the tokens j visible to it:
+     *            s_j = sm_scale * q . K_j (capped, plus ALiBi), lse = log(sum_j exp(s_j) + exp(sink_h)),
+     *            o = sum_j exp(s_j - lse) V_j. No visible token and no sink: o = 0, lse = -inf.
+     * Shapes     q [Tq, Hq, Dk], o [Tq, Hq, Dv] f32, f16 or bf16; lse [Tq, Hq] f32; state_head [Nc, Tq, Hq, 4] and
+     *            state_o [Nc, Tq, Hq, Dv] f32, one state per chunk of 1024 tokens in the range; q_indptr [B+1],
+     *            kv_len [B], page_table [B, stride] int32. Rows outside q_indptr's ranges are not written.
+     * Units      lse in natural logarithm, or base 2 with NBL_ATTEND_LSE_BASE2
+     * Numerics   NUM 5.1 to 5.7, exact: a row depends on its query, the parameters and the stored vectors it may see;
+     *            not on the batch, page order, threads, backend, or on how the work is cut
+     * Memory     inputs are not modified; the address ranges of outputs overlap nothing.
+     *            All table entries below kv_len name pages of the pool, whatever the rows see; slots and entries past
+     *            it are never read.
+     * Ordering   see nbl_api_v1; launches depend on the host-side bounds alone, lengths are read on the device
+     * @retval NBL_OK             also for Tq = 0
+     * @retval NBL_E_INVALID      a shape, bound, flag or parameter is wrong or contradicts another; err names it
+     * @retval NBL_E_ALIGN        a pointer or stride is not a multiple of its element (pools: of 16)
+     * @retval NBL_E_OVERLAP      an output overlaps an input or another output
+     * @retval NBL_E_RANGE        a page id, length or indptr is outside; where only the device can see it, at check
+     * @retval NBL_E_NO_MEMORY    workspace_bytes is less than workspace_size says
+     * @retval NBL_E_UNSUPPORTED  as supports
+     * @retval NBL_E_DEVICE       the launch failed
+     * @since ABI 1.0
+     */
+    nbl_status (*attend)(nbl_device *device, const nbl_attend_args *args, nbl_error *err);
+
+    /** Dequantizes tokens of one layer.
+     *
+     * Computes   x = c * 2^E of the stored vector, the centre added back and the transform inverted unless
+     *            NBL_GATHER_STORED is set; rows whose slot is -1 are zero
+     * Shapes     slots [T] int64; k [T, Hk, Dk], v [T, Hk, Dv] f32, f16 or bf16; either may be absent
+     * Numerics   NUM 4.4, exact
+     * Memory     outputs overlap nothing; pools are not modified
+     * Ordering   see nbl_api_v1
+     * @retval NBL_OK             also for T = 0
+     * @retval NBL_E_INVALID      a shape, format or required pointer is wrong; err names it
+     * @retval NBL_E_ALIGN        a pointer or stride is not a multiple of its element (pools: of 16)
+     * @retval NBL_E_OVERLAP      an output overlaps an input or the other output
+     * @retval NBL_E_RANGE        a slot, layer or indptr is outside; where only the device can see it, at check
+     * @retval NBL_E_UNSUPPORTED  as supports
+     * @retval NBL_E_DEVICE       the launch failed
+     * @since ABI 1.0
+     */
+    nbl_status (*gather)(nbl_device *device, const nbl_gather_args *args, nbl_error *err);
+
+    /** Copies whole pages, all layers, codes and scales, byte for byte.
+     *
+     * Shapes     src_pages, dst_pages [count] int32; both pools have equal kv shapes; the regions of a pair have equal
+     *            formats
+     * Memory     no destination is a source or another destination; other pages are not touched
+     * Ordering   see nbl_api_v1
+     * @retval NBL_OK             also for count = 0
+     * @retval NBL_E_INVALID      the pools do not match, or a required pointer is NULL
+     * @retval NBL_E_ALIGN        a pool pointer or stride is not a multiple of 16
+     * @retval NBL_E_OVERLAP      a destination is also a source or appears twice
+     * @retval NBL_E_RANGE        a page id is in no region, or its pair differs in format; where only the device can
+     *                            see it, at check
+     * @retval NBL_E_UNSUPPORTED  as supports
+     * @retval NBL_E_DEVICE       the launch failed
+     * @since ABI 1.0
+     */
+    nbl_status (*copy_pages)(nbl_device *device, const nbl_copy_pages_args *args, nbl_error *err);
+
+    /** Re-quantizes whole pages, all layers, into the formats of the destination's region.
+     *
+     * Computes   x = c * 2^E of the stored vector, quantized into the target format; transforms and centres stay as
+     *            they are
+     * Shapes     src_pages, dst_pages, token_counts [count] int32; 0 <= token_counts[i] <= page_tokens
+     * Numerics   NUM 3.7, exact
+     * Memory     no destination is a source or another destination; slots past token_counts are not touched. stats is
+     *            added to.
+     * Ordering   see nbl_api_v1
+     * @retval NBL_OK             also for count = 0
+     * @retval NBL_E_INVALID      the pools do not match, or a required pointer is NULL
+     * @retval NBL_E_ALIGN        a pool pointer or stride is not a multiple of 16
+     * @retval NBL_E_OVERLAP      a destination is also a source or appears twice
+     * @retval NBL_E_RANGE        a page id or count is outside; where only the device can see it, at check
+     * @retval NBL_E_UNSUPPORTED  as supports
+     * @retval NBL_E_DEVICE       the launch failed
+     * @since ABI 1.0
+     */
+    nbl_status (*transcode)(nbl_device *device, const nbl_transcode_args *args, nbl_error *err);
+
+    /** Merges N partial results of the same query rows.
+     *
+     * Computes   from states (in_state_head, in_state_o): the fold from the left, M = max(M1, M2),
+     *            L = L1 * 2^(M1 - M) + L2 * 2^(M2 - M), O likewise; then, where o or lse is asked for, sinks,
+     *            normalisation and the inverse transform of attend. From pairs (in_o, in_lse): the average of in_o
+     *            weighted by exp(in_lse), and the log of the summed weights.
+     * Shapes     in_state_head [N, T, Hq, 4], in_state_o [N, T, Hq, Dv] f32; in_o [N, T, Hq, Dv], in_lse [N, T, Hq];
+     *            out as in nbl_merge_args
+     * Units      in_lse and lse in natural logarithm, or both base 2 with NBL_MERGE_LSE_BASE2
+     * Numerics   NUM 5.6 and 5.7 for states: states of all chunks in increasing order give the bytes of the undivided
+     *            attend. NUM 5.8 for pairs.
+     * Memory     inputs are not modified; outputs overlap nothing
+     * Ordering   see nbl_api_v1
+     * @retval NBL_OK             also for T = 0
+     * @retval NBL_E_INVALID      neither or both kinds of input, an output its input cannot give, or a wrong shape
+     * @retval NBL_E_ALIGN        a pointer or stride is not a multiple of its element
+     * @retval NBL_E_OVERLAP      an output overlaps an input or another output
+     * @retval NBL_E_UNSUPPORTED  as supports
+     * @retval NBL_E_DEVICE       the launch failed
+     * @since ABI 1.0
+     */
+    nbl_status (*merge)(nbl_device *device, const nbl_merge_args *args, nbl_error *err);
+
+    /* -------------------------------------------------------------------------------------------- managed cache */
+
+    /** Turns the name of a recipe (docs/formats.md F8) into formats and transforms for given dimensions.
+     *
+     * @retval NBL_OK
+     * @retval NBL_E_INVALID    name is NULL, or a dimension is out of range
+     * @retval NBL_E_NOT_FOUND  no such recipe; err lists them
+     * @since ABI 1.0
+     */
+    nbl_status (*recipe_parse)(const char *name, uint32_t k_dim, uint32_t v_dim, nbl_recipe *out_recipe,
+                               nbl_error *err);
+
+    /** Says, to the byte, what cache_create would allocate; needs no device and allocates nothing.
+     *
+     * @param out_stats  sizes and pages_total; everything in use is 0
+     * @retval NBL_OK
+     * @retval NBL_E_INVALID  a field of config is out of range or contradicts another; err names it
+     * @since ABI 1.0
+     */
+    nbl_status (*cache_plan)(const nbl_cache_config *config, nbl_cache_stats *out_stats, nbl_error *err);
+
+    /** Creates a cache and allocates all of its device memory; later calls allocate none.
+     *
+     * Memory     The cache is the caller's to destroy, before its device is closed. config is copied.
+     * Threads    One at a time per cache.
+     * @retval NBL_OK
+     * @retval NBL_E_INVALID      as cache_plan
+     * @retval NBL_E_UNSUPPORTED  the device cannot append or attend in these formats
+     * @retval NBL_E_NO_MEMORY    the device has not that much; nothing stays allocated
+     * @since ABI 1.0
+     */
+    nbl_status (*cache_create)(nbl_device *device, const nbl_cache_config *config, nbl_cache **out_cache,
+                               nbl_error *err);
+
+    /** Frees a cache, its sequences and its device memory. NULL is accepted. Work that uses it must have finished.
+     *
+     * @retval NBL_OK
+     * @retval NBL_E_STATE  already destroyed
+     * @since ABI 1.0
+     */
+    nbl_status (*cache_destroy)(nbl_cache *cache, nbl_error *err);
+
+    /** Sizes, pages and counters of a cache. The counters are those of the appends whose work has finished.
+     *
+     * @retval NBL_OK
+     * @retval NBL_E_DEVICE  the counters could not be read
+     * @since ABI 1.0
+     */
+    nbl_status (*cache_stats)(nbl_cache *cache, nbl_cache_stats *out_stats, nbl_error *err);
+
+    /** Creates an empty sequence. A handle is never given out twice.
+     *
+     * @retval NBL_OK
+     * @retval NBL_E_NO_MEMORY  sequences_max of them exist
+     * @since ABI 1.0
+     */
+    nbl_status (*seq_create)(nbl_cache *cache, uint64_t *out_sequence, nbl_error *err);
+
+    /** Frees a sequence and gives its pages back. Work that reads them must have finished or be on the stream of the
+     * work
+     *  that writes them next.
+     *
+     * @retval NBL_OK
+     * @retval NBL_E_NOT_FOUND  no such sequence, or freed before
+     * @since ABI 1.0
+     */
+    nbl_status (*seq_free)(nbl_cache *cache, uint64_t sequence, nbl_error *err);
+
+    /** Tokens of a sequence in one layer.
+     *
+     * @retval NBL_OK
+     * @retval NBL_E_NOT_FOUND  no such sequence
+     * @retval NBL_E_RANGE      no such layer
+     * @since ABI 1.0
+     */
+    nbl_status (*seq_length)(nbl_cache *cache, uint64_t sequence, uint32_t layer, uint32_t *out_tokens, nbl_error *err);
+
+    /** Drops all tokens at positions >= tokens, in every layer, and gives whole pages back.
+     *
+     * @retval NBL_OK
+     * @retval NBL_E_NOT_FOUND  no such sequence
+     * @retval NBL_E_RANGE      no layer has that many tokens
+     * @since ABI 1.0
+     */
+    nbl_status (*seq_truncate)(nbl_cache *cache, uint64_t sequence, uint32_t tokens, nbl_error *err);
+
+    /** Appends tokens of one layer to a batch of sequences.
+     *
+     * Every layer of a sequence has its own length; layers may be appended in any order, by any number of tokens. A
+     * page is taken when the first layer reaches it.
+     *
+     * Shapes     k [T, Hk, Dk], v [T, Hk, Dv]; seq_indptr [B+1] cuts T
+     * Numerics   NUM 3 and 4, exact; the same bytes however the tokens are split over calls. With centring the first
+     *            call of a sequence and layer sets its centre (NUM 4.2).
+     * Memory     all pages are taken before the work starts, or none
+     * Ordering   see nbl_api_v1
+     * @retval NBL_OK
+     * @retval NBL_E_INVALID    a shape or pointer is wrong, or a sequence appears twice
+     * @retval NBL_E_NOT_FOUND  no such sequence
+     * @retval NBL_E_NO_MEMORY  out of pages; the cache is as before
+     * @retval NBL_E_RANGE      no such layer, or a sequence would exceed sequence_tokens_max
+     * @retval NBL_E_ALIGN      as append
+     * @retval NBL_E_OVERLAP    as append
+     * @retval NBL_E_DEVICE     the launch failed
+     * @since ABI 1.0
+     */
+    nbl_status (*cache_append)(nbl_cache *cache, const nbl_cache_append_args *args, nbl_error *err);
+
+    /** Attention of query rows over a batch of cached sequences; the last query row of a sequence stands at its last
+     * token.
+     *
+     * Computes   what attend computes, with kv_len, page table and centres of the cache
+     * Shapes     q [Tq, Hq, Dk], o [Tq, Hq, Dv], lse [Tq, Hq]; q_indptr [B+1] cuts Tq
+     * Numerics   NUM 5, exact
+     * Ordering   see nbl_api_v1
+     * @retval NBL_OK
+     * @retval NBL_E_INVALID      as attend
+     * @retval NBL_E_NOT_FOUND    no such sequence
+     * @retval NBL_E_NO_MEMORY    one sequence alone needs more than workspace_mib
+     * @retval NBL_E_RANGE        no such layer
+     * @retval NBL_E_ALIGN        as attend
+     * @retval NBL_E_OVERLAP      as attend
+     * @retval NBL_E_UNSUPPORTED  as supports
+     * @retval NBL_E_DEVICE       the launch failed
+     * @since ABI 1.0
+     */
+    nbl_status (*cache_attend)(nbl_cache *cache, const nbl_cache_attend_args *args, nbl_error *err);
+} nbl_api_v1;
+
+#ifndef NBL_NO_PROTOTYPES
+/** Returns the table, or a reason. The only exported symbol.
+ *
+ * Memory     The table is static and lives as long as the process.
+ * @param request  the version wanted; NULL means major NBL_ABI_MAJOR, any minor
+ * @param out_api  the table
+ * @param err      or NULL
+ * @retval NBL_OK
+ * @retval NBL_E_INVALID        out_api is NULL
+ * @retval NBL_E_ABI            another major, a newer minor, or a struct too short
+ * @retval NBL_E_UNKNOWN_FIELD  non-zero bytes past the known size of request
+ * @since ABI 1.0
+ */
+nbl_status nbl_get_api(const nbl_api_request *request, const nbl_api_v1 **out_api, nbl_error *err);
+#endif
+
+/** Type of nbl_get_api, for dlsym. */
+typedef nbl_status (*nbl_get_api_fn)(const nbl_api_request *request, const nbl_api_v1 **out_api, nbl_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

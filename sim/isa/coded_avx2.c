@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file coded_avx2.c
+ * @brief Dot products straight from the stored codes of the 4-bit formats, for AVX2 without VNNI.
+ *
+ * K: unsigned codes (q + 8, or 2 * e2m1 + 12 by a lookup) times signed query codes by VPMADDUBSW, sixteen elements at a
+ * time in 16-bit sums. One of the two sums of a token starts at minus the offset times the sum of the row's codes; with
+ * it no sum leaves 12 * 16 * 127 < 2^15. VPMADDWD with (m, m), or (2^s, 2^s), adds both and scales the block.
+ *
+ * V: the scale varies along the sum, so it goes into the weights: W = P * m <= 4080 once per row, block and token. Codes
+ * become signed words, even and odd tokens apart, for VPMADDWD with pairs (0, 2) and (1, 3) of W.
+ *
+ * K lines are 8 tokens x 8 elements, V lines 8 elements of two blocks x 4 tokens.
+ */
+#include "avx2.h"
+
+#define BLOCK SIM_BLOCK
+#define ROWS_MAX 4u /* rows that share a decoded line */
+
+/* One copy of a loop for each number of rows. */
+#define FOR_ROWS(rows, call) \
+    switch (rows) {          \
+    case 1: call(1); break;  \
+    case 2: call(2); break;  \
+    case 3: call(3); break;  \
+    default: call(4); break; \
+    }
+
+static inline uint32_t rows_from(uint32_t all, uint32_t first)
+{
+    return all - first < ROWS_MAX ? all - first : ROWS_MAX;
+}
+
+/* ------------------------------------------------------------------------------------------------ block scales */
+
+/* m of 32 tokens as bytes, one plane per block of 16: int4p multipliers, or 2^(e_b - e_min). */
+typedef struct multipliers {
+    uint8_t bytes[NBL_DIM_PADDED_MAX / BLOCK][SIM_GROUP];
+} multipliers;
+
+static void int4p_multipliers(const sim_group *group, multipliers *out)
+{
+    const __m256i one = _mm256_set1_epi8(1);
+    for (uint32_t i = 0; i < nbl_layout_dim_padded(group->dim) / 32u; ++i) {
+        __m256i pairs = load(group->scales + i * group->plane_stride);
+        store_unaligned(out->bytes[2u * i], _mm256_add_epi8(low_nibbles(pairs), one));
+        store_unaligned(out->bytes[2u * i + 1u], _mm256_add_epi8(high_nibbles(pairs), one));
+    }
+}
+
+static void mxfp4_multipliers(const sim_group *group, multipliers *out)
+{
+    const __m256i powers = _mm256_set1_epi32(0x08040201);
+    uint32_t blocks = nbl_layout_block_dim(group->format, group->dim) / BLOCK;
+    __m256i least = least_exponent_bytes(group);
+    for (uint32_t b = 0; b < nbl_layout_dim_padded(group->dim) / BLOCK; ++b) {
+        __m256i above = _mm256_sub_epi8(exponent_bytes(group, b / blocks), least);
+        above = _mm256_and_si256(above, _mm256_set1_epi8(NBL_BLOCK_E_SPREAD));
+        store_unaligned(out->bytes[b], _mm256_shuffle_epi8(powers, above));
+    }
+}
+
+static void multipliers_of(const sim_group *group, multipliers *out)
+{
+    if (group->format == NBL_INT4P) {
+        int4p_multipliers(group, out);
+    } else {
+        mxfp4_multipliers(group, out);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ Q K */
+
+/* Unsigned codes of the low and the high nibbles of a line. */
+UNROLLED void k_codes(int is_int4p, __m256i bytes, __m256i *low, __m256i *high)
+{
+    *low = low_nibbles(bytes);
+    *high = high_nibbles(bytes);
+    if (!is_int4p) {
+        const __m256i table = load_table(e2m1_table_plus_12);
+        *low = _mm256_shuffle_epi8(table, *low);
+        *high = _mm256_shuffle_epi8(table, *high);
+    }
+}
+
+/* The word m of eight tokens, twice. */
+static inline __m256i multiplier_pairs(const uint8_t *bytes)
+{
+    __m256i m = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)bytes));
+    return _mm256_or_si256(m, _mm256_slli_epi32(m, 16));
+}
+
+/* `rows` rows (a constant) from row `first` against 8 tokens. starts[block][row]: of the 16-bit sums. */
+UNROLLED void qk_eight(int is_int4p, const uint8_t *codes, const uint8_t *m, const sim_rows *q, uint32_t first,
+                       const int32_t *starts, uint32_t rows, const float *unit, float *x)
+{
+    const int32_t *words = q->words + first;
+    __m256i totals[ROWS_MAX];
+    for (uint32_t r = 0; r < rows; ++r) {
+        totals[r] = _mm256_setzero_si256();
+    }
+    for (uint32_t b = 0; b < q->dim / BLOCK; ++b) {
+        __m256i sums[ROWS_MAX];
+        for (uint32_t r = 0; r < rows; ++r) {
+            sums[r] = _mm256_set1_epi32(starts[r]);
+        }
+        for (uint32_t pair = 0; pair < 2u; ++pair) {
+            __m256i low, high;
+            k_codes(is_int4p, load(codes), &low, &high);
+            for (uint32_t r = 0; r < rows; ++r) {
+                __m256i product = _mm256_maddubs_epi16(low, _mm256_set1_epi32(words[r]));
+                sums[r] = _mm256_add_epi16(sums[r], product);
+                product = _mm256_maddubs_epi16(high, _mm256_set1_epi32(words[q->count + r]));
+                sums[r] = _mm256_add_epi16(sums[r], product);
+            }
+            words += 2u * q->count;
+            codes += 4u * SIM_GROUP;
+        }
+        __m256i pairs = multiplier_pairs(m + b * SIM_GROUP);
+        for (uint32_t r = 0; r < rows; ++r) {
+            totals[r] = _mm256_add_epi32(totals[r], _mm256_madd_epi16(sums[r], pairs));
+        }
+        starts += q->count;
+    }
+    for (uint32_t r = 0; r < rows; ++r) {
+        __m256 sum = _mm256_cvtepi32_ps(totals[r]);
+        _mm256_storeu_ps(x + (uint64_t)(first + r) * SIM_TILE, _mm256_mul_ps(sum, _mm256_loadu_ps(unit)));
+    }
+}
+
+/* Start values as words: -8 or -12 times the sum of 16 codes in the low one, 0 in the high one. */
+static void start_words(int is_int4p, const sim_rows *q, int32_t *starts)
+{
+    for (uint32_t i = 0; i < q->dim / BLOCK * q->count; ++i) {
+        int32_t start = is_int4p ? q->offsets[i] : q->offsets[i] / 2 * 3;
+        starts[i] = start & 0xffff;
+    }
+}
+
+UNROLLED void qk_format(int is_int4p, const sim_coded *k, const sim_rows *q, float *x)
+{
+    int32_t starts[NBL_DIM_PADDED_MAX / BLOCK * SIM_ROWS_MAX];
+    uint32_t step = k->ahead_bytes / PARTS;
+    start_words(is_int4p, q, starts);
+    for (uint32_t g = 0; g < k->count; ++g) {
+        const sim_group *group = &k->group[g];
+        multipliers m;
+        float unit[SIM_GROUP];
+        multipliers_of(group, &m);
+        units_of(group, unit);
+        for (uint32_t part = 0; part < PARTS; ++part) {
+            sim_prefetch(k->ahead[g] + (uint64_t)part * step, step);
+            for (uint32_t first = 0; first < q->count; first += ROWS_MAX) {
+#define CALL(n)                                                                                            \
+    qk_eight(is_int4p, group->codes + part * LINE, m.bytes[0] + part * LANES, q, first, starts + first, n, \
+             unit + part * LANES, x + g * SIM_GROUP + part * LANES)
+                FOR_ROWS(rows_from(q->count, first), CALL)
+#undef CALL
+            }
+        }
+    }
+}
+
+void sim_avx2_coded_qk(const sim_coded *k, const sim_rows *q, float *x)
+{
+    if (k->group[0].format == NBL_INT4P) {
+        qk_format(1, k, q, x);
+    } else {
+        qk_format(0, k, q, x);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ P V */
+
+/* Sixteen bytes as words in the order 0 2 1 3 of every four: pairs for VPMADDWD. */
+static inline __m256i pair_order(const uint8_t *bytes)
+{
+    const __m128i order = _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
+    __m128i x = _mm_loadu_si128((const __m128i *)(const void *)bytes);
+    return _mm256_cvtepu8_epi16(_mm_shuffle_epi8(x, order));
+}
+
+/* Weights of some rows, as words in pair order. */
+typedef struct weights {
+    int16_t p[ROWS_MAX][SIM_TILE];
+    int16_t w[2][ROWS_MAX][SIM_TILE]; /* of a low and a high block */
+} weights;
+
+static void load_weights(const uint8_t *p, uint32_t rows, uint32_t tokens, weights *out)
+{
+    for (uint32_t r = 0; r < rows; ++r) {
+        for (uint32_t t = 0; t < tokens; t += 16u) {
+            store_unaligned(out->p[r] + t, pair_order(p + r * SIM_TILE + t));
+        }
+    }
+}
+
+/* W of two neighbouring blocks. */
+static void scale_weights(const multipliers *m, uint32_t block, uint32_t rows, uint32_t groups, weights *out)
+{
+    for (uint32_t half = 0; half < 2u; ++half) {
+        for (uint32_t t = 0; t < groups * SIM_GROUP; t += 16u) {
+            __m256i scale = pair_order(m[t / SIM_GROUP].bytes[block + half] + t % SIM_GROUP);
+            for (uint32_t r = 0; r < rows; ++r) {
+                store_unaligned(out->w[half][r] + t, _mm256_mullo_epi16(load(out->p[r] + t), scale));
+            }
+        }
+    }
+}
+
+/* Signed codes of a line as words: [0] even and [1] odd tokens of the low nibbles, [2], [3] of the high ones. */
+UNROLLED void v_words(int is_int4p, __m256i bytes, __m256i *words)
+{
+    if (is_int4p) {
+        bytes = _mm256_xor_si256(bytes, _mm256_set1_epi8((char)0x88)); /* q + 8 becomes a signed nibble */
+        words[0] = _mm256_srai_epi16(_mm256_slli_epi16(bytes, 12), 12);
+        words[1] = _mm256_srai_epi16(_mm256_slli_epi16(bytes, 4), 12);
+        words[2] = _mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 12);
+        words[3] = _mm256_srai_epi16(bytes, 12);
+        return;
+    }
+    const __m256i table = load_table(e2m1_table);
+    __m256i low = _mm256_shuffle_epi8(table, low_nibbles(bytes));
+    __m256i high = _mm256_shuffle_epi8(table, high_nibbles(bytes));
+    words[0] = _mm256_srai_epi16(_mm256_slli_epi16(low, 8), 8);
+    words[1] = _mm256_srai_epi16(low, 8);
+    words[2] = _mm256_srai_epi16(_mm256_slli_epi16(high, 8), 8);
+    words[3] = _mm256_srai_epi16(high, 8);
+}
+
+static inline __m256i broadcast_pair(const int16_t *words)
+{
+    int32_t dword;
+    memcpy(&dword, words, sizeof dword);
+    return _mm256_set1_epi32(dword);
+}
+
+UNROLLED __m256i add_pairs(__m256i sum, const __m256i *words, const int16_t *w)
+{
+    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(words[0], broadcast_pair(w)));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(words[1], broadcast_pair(w + 2)));
+}
+
+static void add_output(float *o, __m256i sum, float b)
+{
+    _mm256_storeu_ps(o, _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_set1_ps(b), _mm256_loadu_ps(o)));
+}
+
+/* `rows` rows (a constant) times line `line` of every four tokens: elements d..d+7 and d+16..d+23. */
+UNROLLED void pv_line(int is_int4p, const sim_coded *v, uint32_t line, const weights *w, float *const *o,
+                      const float *b, uint32_t rows)
+{
+    uint32_t quad_bytes = nbl_layout_dim_padded(v->group[0].dim) * 2u;
+    uint32_t step = v->ahead_bytes / (quad_bytes / LINE);
+    __m256i sums[ROWS_MAX][2];
+    for (uint32_t r = 0; r < rows; ++r) {
+        sums[r][0] = sums[r][1] = _mm256_setzero_si256();
+    }
+    for (uint32_t g = 0; g < v->count; ++g) {
+        const uint8_t *codes = v->group[g].codes + line * LINE;
+        sim_prefetch(v->ahead[g] + (uint64_t)line * step, step);
+        for (uint32_t t = g * SIM_GROUP; t < (g + 1u) * SIM_GROUP; t += 4u, codes += quad_bytes) {
+            __m256i words[4];
+            v_words(is_int4p, load(codes), words);
+            for (uint32_t r = 0; r < rows; ++r) {
+                sums[r][0] = add_pairs(sums[r][0], words, w->w[0][r] + t);
+                sums[r][1] = add_pairs(sums[r][1], words + 2, w->w[1][r] + t);
+            }
+        }
+    }
+    uint32_t d = line / 2u * 32u + line % 2u * LANES;
+    for (uint32_t r = 0; r < rows; ++r) {
+        add_output(o[r] + d, sums[r][0], b[r]);
+        add_output(o[r] + d + 16u, sums[r][1], b[r]);
+    }
+}
+
+UNROLLED void pv_format(int is_int4p, const sim_coded *v, const uint8_t *p, float *const *o, const float *b,
+                        uint32_t rows)
+{
+    multipliers m[SIM_GROUPS];
+    weights w;
+    for (uint32_t g = 0; g < v->count; ++g) {
+        multipliers_of(&v->group[g], &m[g]);
+    }
+    for (uint32_t first = 0; first < rows; first += ROWS_MAX) {
+        uint32_t some = rows_from(rows, first);
+        load_weights(p + first * SIM_TILE, some, v->count * SIM_GROUP, &w);
+        for (uint32_t line = 0; line < nbl_layout_dim_padded(v->group[0].dim) / 16u; ++line) {
+            if (line % 2u == 0) {
+                scale_weights(m, line, some, v->count, &w);
+            }
+#define CALL(n) pv_line(is_int4p, v, line, &w, o + first, b + first, n)
+            FOR_ROWS(some, CALL)
+#undef CALL
+        }
+    }
+}
+
+void sim_avx2_coded_pv(const sim_coded *v, const uint8_t *p, float *const *o, const float *b, uint32_t rows)
+{
+    if (v->group[0].format == NBL_INT4P) {
+        pv_format(1, v, p, o, b, rows);
+    } else {
+        pv_format(0, v, p, o, b, rows);
+    }
+}

@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file softmax_avx2.c
+ * @brief One row's softmax over a tile (NUM 5.4), on vectors of eight tokens.
+ */
+#include "avx2.h"
+#include "exp2grid.h"
+#include "rowsum.h"
+
+#define PARTS_MAX (SIM_TILE / LANES)
+
+/* All-ones lanes for the visible ones of tokens 8i..8i+7. */
+static __m256 visible_lanes(const sim_row_tile *row, uint32_t i)
+{
+    const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    int32_t byte = (int32_t)((row->visible[i / 8u] >> (8u * (i % 8u))) & 0xffu);
+    return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(byte), bit), bit));
+}
+
+/* The larger of both where visible, else `most`. */
+static __m256 max_visible(const sim_row_tile *row, uint32_t i, __m256 most, __m256 x)
+{
+    return _mm256_blendv_ps(most, _mm256_max_ps(most, x), visible_lanes(row, i));
+}
+
+static float largest_lane(__m256 x)
+{
+    __m128 half = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    half = _mm_max_ps(half, _mm_permute_ps(half, 0x4e));
+    return _mm_cvtss_f32(_mm_max_ps(half, _mm_permute_ps(half, 0xb1)));
+}
+
+static float base_of(const sim_row_tile *row)
+{
+    __m256 most = _mm256_set1_ps(-INFINITY);
+    for (uint32_t i = 0; i < row->groups * PARTS; ++i) {
+        __m256 z = _mm256_fmadd_ps(_mm256_loadu_ps(row->x + i * LANES), _mm256_set1_ps(row->scale),
+                                   _mm256_loadu_ps(row->a + i * LANES));
+        most = max_visible(row, i, most, z);
+    }
+    return nbl_clamp_f32(nbl_ceil(largest_lane(most)), -NBL_LOGIT_MAX, NBL_LOGIT_MAX);
+}
+
+/* t of eight tokens. With integers in a, (a - B) + GRID has no rounding and is one addition. */
+UNROLLED __m256 grid_logits(const sim_row_tile *row, float base, int whole_a, uint32_t i)
+{
+    __m256 a = _mm256_loadu_ps(row->a + i * LANES);
+    __m256 offset = whole_a ? _mm256_add_ps(a, _mm256_set1_ps(NBL_GRID - base))
+                            : _mm256_add_ps(_mm256_sub_ps(a, _mm256_set1_ps(base)), _mm256_set1_ps(NBL_GRID));
+    return _mm256_fmadd_ps(_mm256_loadu_ps(row->x + i * LANES), _mm256_set1_ps(row->scale), offset);
+}
+
+/* t of all tokens; the largest of the visible ones is returned. */
+UNROLLED float all_logits(const sim_row_tile *row, float base, int whole_a, int all, uint32_t parts, __m256 *t)
+{
+    __m256 most[2] = {_mm256_set1_ps(-INFINITY), _mm256_set1_ps(-INFINITY)};
+    for (uint32_t i = 0; i < parts; ++i) {
+        t[i] = grid_logits(row, base, whole_a, i);
+        most[i % 2u] = all ? _mm256_max_ps(most[i % 2u], t[i]) : max_visible(row, i, most[i % 2u], t[i]);
+    }
+    return largest_lane(_mm256_max_ps(most[0], most[1]));
+}
+
+/* The base moves: t again, at most REBASE above the new one. */
+static float move_base(const sim_row_tile *row, sim_softmax *out, __m256 *t)
+{
+    float moved = fmaxf(out->base, base_of(row));
+    float limit = NBL_GRID + NBL_REBASE;
+    out->rescale = nbl_pow2f(out->base - moved);
+    out->base = moved;
+    float most = all_logits(row, moved, 0, 0, row->groups * PARTS, t);
+    for (uint32_t i = 0; i < row->groups * PARTS; ++i) {
+        t[i] = _mm256_min_ps(t[i], _mm256_set1_ps(limit));
+    }
+    return most < limit ? most : limit;
+}
+
+/* p, 0 where it is below 2^-126. u = t - m + GRID: see softmax_avx512.c. */
+UNROLLED __m256 grid_exp2(__m256 u)
+{
+    __m256i bits = _mm256_slli_epi32(_mm256_castps_si256(u), 15);
+    __m256i floor = _mm256_and_si256(bits, _mm256_set1_epi32((int)0xff800000u));
+    __m256i fraction = _mm256_and_si256(bits, _mm256_set1_epi32(0x007fffff));
+    __m256 g = _mm256_castsi256_ps(_mm256_or_si256(fraction, _mm256_set1_epi32(0x3f800000)));
+    __m256 p = _mm256_fmadd_ps(_mm256_set1_ps(SIM_GRID_C4), g, _mm256_set1_ps(SIM_GRID_C3));
+    p = _mm256_fmadd_ps(p, g, _mm256_set1_ps(SIM_GRID_C2));
+    p = _mm256_fmadd_ps(p, g, _mm256_set1_ps(SIM_GRID_C1));
+    p = _mm256_fmadd_ps(p, g, _mm256_set1_ps(SIM_GRID_C0));
+    __m256 kept = _mm256_cmp_ps(u, _mm256_set1_ps(NBL_GRID + NBL_WEIGHT_MIN), _CMP_GE_OQ);
+    return _mm256_and_ps(_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), floor)), kept);
+}
+
+/* q of NUM 5.4: no p is near a tie (NUM 5.5), so rounding half up is RNE. */
+static __m256 round_to_bf16(__m256 p)
+{
+    __m256i rounded = _mm256_add_epi32(_mm256_castps_si256(p), _mm256_set1_epi32(0x8000));
+    return _mm256_castsi256_ps(_mm256_and_si256(rounded, _mm256_set1_epi32((int)0xffff0000u)));
+}
+
+/* P of eight tokens as dwords. */
+static __m256i grid_weights(__m256 e)
+{
+    __m256 weight = _mm256_fmadd_ps(e, _mm256_set1_ps(NBL_P_SCALE), _mm256_set1_ps(NBL_MAGIC));
+    return _mm256_and_si256(_mm256_castps_si256(weight), _mm256_set1_epi32(0xff));
+}
+
+/* Sixteen dwords of 0..255 to sixteen bytes. */
+static void store_bytes(uint8_t *p, __m256i first, __m256i second)
+{
+    __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(first, second), 0xd8);
+    __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    _mm_storeu_si128((__m128i *)(void *)p, bytes);
+}
+
+/* tree(s) of NUM 5.4; the first step adds s_g and s_{g+8}, the two registers. */
+static float sum_tree(__m256 low, __m256 high)
+{
+    __m256 u = _mm256_add_ps(low, high);
+    __m256 v = _mm256_add_ps(u, _mm256_permute_ps(u, 0xb1));
+    __m256 w = _mm256_add_ps(v, _mm256_permute_ps(v, 0x4e));
+    return _mm_cvtss_f32(_mm_add_ss(_mm256_castps256_ps128(w), _mm256_extractf128_ps(w, 1)));
+}
+
+/* P of all tokens, and l. */
+UNROLLED float weigh(const sim_row_tile *row, const __m256 *t, float most, int all, uint32_t parts, uint8_t *p)
+{
+    __m256 distance = _mm256_set1_ps(most - NBL_GRID);
+    __m256 sums[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+    for (uint32_t i = 0; i < parts; i += 2u) {
+        __m256i weights[2];
+        for (uint32_t j = 0; j < 2u; ++j) {
+            __m256 e = grid_exp2(_mm256_sub_ps(t[i + j], distance));
+            e = all ? e : _mm256_and_ps(e, visible_lanes(row, i + j));
+            weights[j] = grid_weights(e);
+            sums[j] = _mm256_fmadd_ps(round_to_bf16(e), _mm256_loadu_ps(row->weight + (i + j) * LANES), sums[j]);
+        }
+        store_bytes(p + i * LANES, weights[0], weights[1]);
+    }
+    return sum_tree(sums[0], sums[1]);
+}
+
+sim_softmax sim_avx2_softmax(const sim_row_tile *row, float base, int first, uint8_t *p)
+{
+    __m256 t[PARTS_MAX];
+    uint32_t parts = row->groups * PARTS;
+    int all = (row->visible[0] & row->visible[1]) == ~UINT64_C(0) && row->whole_a;
+    sim_softmax out = {first ? base_of(row) : base, 1.0f, 0.0f, 0.0f, 0};
+    float most = all ? all_logits(row, out.base, 1, 1, parts, t) : all_logits(row, out.base, 0, 0, parts, t);
+    if (most > NBL_GRID + NBL_REBASE) {
+        most = move_base(row, &out, t);
+    }
+    if (most - NBL_GRID < NBL_WEIGHT_MIN) {
+        out.left_out = 1;
+        return out;
+    }
+    out.l = all ? weigh(row, t, most, 1, parts, p) : weigh(row, t, most, 0, parts, p);
+    out.b = nbl_grid_base(most - NBL_GRID);
+    return out;
+}

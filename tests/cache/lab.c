@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "lab.h"
+
+#include <string.h>
+
+#define Q_HEADS (2u * LAB_HEADS)
+#define ROWS_MOST 16u
+
+static void noise(float *out, size_t count, uint32_t seed)
+{
+    seed = seed * 2654435761u + 12345u;
+    for (size_t i = 0; i < count; ++i) {
+        seed = seed * 1664525u + 1013904223u;
+        out[i] = (float)(int32_t)seed * 0x1p-30f;
+    }
+}
+
+nbl_cache_config lab_config(void)
+{
+    nbl_cache_config c = NBL_INIT(nbl_cache_config);
+    c.shape.layers = LAB_LAYERS;
+    c.shape.kv_heads = LAB_HEADS;
+    c.shape.k_dim = c.shape.v_dim = LAB_DIM;
+    c.shape.page_tokens = 16;
+    c.shape.k_hadamard = 32;
+    c.shape.centering = NBL_CENTERING_ALL;
+    c.k_format = NBL_INT4P;
+    c.v_format = NBL_INT8;
+    c.sink_tokens = 32;
+    c.sequences_max = 8;
+    c.tokens_max = 4096;
+    c.workspace_mib = 8;
+    return c;
+}
+
+void lab_open(lab *l, nbl_cache_config config)
+{
+    nbl_error err = NBL_INIT(nbl_error);
+    nbl_load_options load = NBL_INIT(nbl_load_options);
+    nbl_device_options options = NBL_INIT(nbl_device_options);
+    *l = (lab){.config = config};
+    load.backend = "sim";
+    options.threads = 1;
+    LAB_OK(nbl_get_api(NULL, &l->api, &err));
+    LAB_OK(l->api->load(&load, &l->runtime, NULL, &err));
+    LAB_OK(l->api->open(l->runtime, &options, &l->device, &err));
+    LAB_OK(l->api->cache_create(l->device, &config, &l->cache, &err));
+}
+
+void lab_close(lab *l)
+{
+    nbl_error err = NBL_INIT(nbl_error);
+    LAB_OK(l->api->cache_verify(l->cache, &err));
+    LAB_OK(l->api->cache_destroy(l->cache, &err));
+    LAB_OK(l->api->close(l->device, &err));
+    LAB_OK(l->api->runtime_destroy(l->runtime, &err));
+}
+
+uint64_t lab_seq(lab *l)
+{
+    nbl_error err = NBL_INIT(nbl_error);
+    uint64_t sequence = 0;
+    LAB_OK(l->api->seq_create(l->cache, &sequence, &err));
+    return sequence;
+}
+
+static nbl_tensor tensor(void *data, uint64_t rows, uint64_t heads, uint64_t dim)
+{
+    return (nbl_tensor){.data = data, .dtype = NBL_F32, .rank = dim > 0 ? 3 : 2, .shape = {rows, heads, dim}};
+}
+
+void lab_append(lab *l, uint64_t sequence, const uint32_t *tokens, uint32_t count)
+{
+    static float k[LAB_TOKENS][LAB_HEADS][LAB_DIM], v[LAB_TOKENS][LAB_HEADS][LAB_DIM];
+    const int32_t indptr[2] = {0, (int32_t)count};
+    nbl_error err = NBL_INIT(nbl_error);
+    nbl_cache_append_args a = NBL_INIT(nbl_cache_append_args);
+    cr_assert_leq(count, LAB_TOKENS, "the lab is too small");
+    for (uint32_t layer = 0; layer < LAB_LAYERS; ++layer) {
+        for (uint32_t t = 0; t < count; ++t) {
+            noise(k[t][0], sizeof k[t] / sizeof(float), tokens[t] * 4u + layer * 2u);
+            noise(v[t][0], sizeof v[t] / sizeof(float), tokens[t] * 4u + layer * 2u + 1u);
+        }
+        a.sequences = &sequence;
+        a.seq_indptr = indptr;
+        a.batch = 1;
+        a.layer = layer;
+        a.k = tensor(k, count, LAB_HEADS, LAB_DIM);
+        a.v = tensor(v, count, LAB_HEADS, LAB_DIM);
+        LAB_OK(l->api->cache_append(l->cache, &a, &err));
+    }
+}
+
+uint64_t lab_filled(lab *l, const uint32_t *tokens, uint32_t count, uint32_t first)
+{
+    const uint64_t sequence = lab_seq(l);
+    const uint32_t cut = first != 0 && first < count ? first : count;
+    lab_append(l, sequence, tokens, cut);
+    if (cut < count)
+        lab_append(l, sequence, tokens + cut, count - cut);
+    return sequence;
+}
+
+uint32_t lab_length(lab *l, uint64_t sequence)
+{
+    nbl_error err = NBL_INIT(nbl_error);
+    uint32_t tokens = 0;
+    LAB_OK(l->api->seq_length(l->cache, sequence, 0, &tokens, &err));
+    return tokens;
+}
+
+nbl_status lab_attend(lab *l, uint64_t sequence, uint32_t rows, uint32_t window, float *out, nbl_error *err)
+{
+    static float q[ROWS_MOST][Q_HEADS][LAB_DIM];
+    const int32_t indptr[2] = {0, (int32_t)rows};
+    nbl_cache_attend_args a = NBL_INIT(nbl_cache_attend_args);
+    cr_assert_leq(rows, ROWS_MOST, "the lab is too small");
+    noise(q[0][0], sizeof q / sizeof(float), 77);
+    memset(out, 0xA5, LAB_OUT_FLOATS(rows) * sizeof *out);
+    for (uint32_t layer = 0; layer < LAB_LAYERS; ++layer) {
+        a.flags = NBL_ATTEND_CAUSAL | (window != UINT32_MAX ? NBL_ATTEND_WINDOW_LEFT : 0);
+        a.window_left = window != UINT32_MAX ? window : 0;
+        a.sequences = &sequence;
+        a.q_indptr = indptr;
+        a.batch = 1;
+        a.layer = layer;
+        a.q_heads = Q_HEADS;
+        a.q = tensor(q, rows, Q_HEADS, LAB_DIM);
+        a.o = tensor(out, rows, Q_HEADS, LAB_DIM);
+        out += rows * Q_HEADS * LAB_DIM;
+        a.lse = tensor(out, rows, Q_HEADS, 0);
+        out += rows * Q_HEADS;
+        const nbl_status status = l->api->cache_attend(l->cache, &a, err);
+        if (status != NBL_OK)
+            return status;
+    }
+    return NBL_OK;
+}
+
+bool lab_same(lab *a, uint64_t in_a, lab *b, uint64_t in_b)
+{
+    enum { ROWS = 3 };
+    static float out_a[LAB_OUT_FLOATS(ROWS)], out_b[LAB_OUT_FLOATS(ROWS)];
+    nbl_error err = NBL_INIT(nbl_error);
+    LAB_OK(lab_attend(a, in_a, ROWS, UINT32_MAX, out_a, &err));
+    LAB_OK(lab_attend(b, in_b, ROWS, UINT32_MAX, out_b, &err));
+    return lab_length(a, in_a) == lab_length(b, in_b) && memcmp(out_a, out_b, sizeof out_a) == 0;
+}
+
+void lab_count(uint32_t *tokens, uint32_t count, uint32_t first)
+{
+    for (uint32_t i = 0; i < count; ++i)
+        tokens[i] = first + i;
+}
+
+nbl_cache_stats lab_stats(lab *l)
+{
+    nbl_error err = NBL_INIT(nbl_error);
+    nbl_cache_stats stats = NBL_INIT(nbl_cache_stats);
+    LAB_OK(l->api->cache_stats(l->cache, &stats, &err));
+    return stats;
+}
