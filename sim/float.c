@@ -8,6 +8,7 @@
 #include "exp2grid.h"
 #include "float_format.h"
 #include "floatgrid.h"
+#include "fp4.h"
 #include "page.h"
 
 static uint64_t aligned(uint64_t bytes)
@@ -44,11 +45,20 @@ void sim_float_scratch_init(sim_float_scratch *s, uint8_t *memory, uint32_t k_di
     s->sums = (float *)(void *)memory;
 }
 
-sim_float_call sim_float_call_of(const nbl_pool *pool, uint32_t profile, const char *isa_name)
+sim_float_call sim_float_call_of(const nbl_pool *pool, uint32_t q_format, uint32_t profile, const char *isa_name)
 {
     sim_float_call call;
     call.dot = sim_float_dot_find(isa_name);
     call.model = nbl_mma_model_16bit(profile);
+    call.pv_model = call.model;
+    call.fp4_format = NBL_FORMAT_NONE;
+    if (q_format == NBL_Q_FP4) {
+        call.pv_model = nbl_mma_model_fp8(NBL_MMA_SM_100);
+        call.fp4_format = pool->regions[0].k_format;
+        call.k_type = NBL_MMA_E2M1;
+        call.v_type = NBL_MMA_E4M3;
+        return call;
+    }
     call.k_type = nbl_format_is_fp16(pool->regions[0].k_format) ? NBL_MMA_F16 : NBL_MMA_BF16;
     call.v_type = nbl_format_is_fp16(pool->regions[0].v_format) ? NBL_MMA_F16 : NBL_MMA_BF16;
     return call;
@@ -92,19 +102,30 @@ void sim_float_set_query(const sim_float_call *call, sim_float_scratch *s, uint3
 
 /* ------------------------------------------------------------------------------------------------ tiles */
 
-/* Halves of one stored vector as the tensor core takes it; formats of 16 bits are it already. */
-static void token_halves(const sim_source *source, uint32_t position, enum nbl_kind kind, uint32_t type,
-                         uint16_t *halves)
+uint32_t sim_float_load_token(const sim_source *source, uint32_t position, enum nbl_kind kind, nbl_vector *v)
 {
     uint32_t page_tokens = source->pool->shape->page_tokens;
     uint32_t page = (uint32_t)source->page_table[position / page_tokens];
     const nbl_region *region = nbl_layout_region_find(source->pool, page);
     sim_part part = sim_part_in(source->pool->shape, region, &source->layouts[region - source->pool->regions],
                                 source->layer, page, kind, source->head);
-    uint32_t padded = nbl_layout_dim_padded(part.dim);
+    sim_part_load(&part, position % page_tokens, v);
+    return nbl_layout_dim_padded(part.dim);
+}
+
+/* One stored vector as the tensor core takes it, in words of 16 bits; codes of 16 bits and of E4M3 are it already. */
+static void token_halves(const sim_source *source, uint32_t position, enum nbl_kind kind, uint32_t type,
+                         uint16_t *halves)
+{
     nbl_vector v;
-    sim_part_load(&part, position % page_tokens, &v);
-    if (nbl_layout_code_bits(part.format) == 16u) {
+    uint32_t padded = sim_float_load_token(source, position, kind, &v);
+    if (type == NBL_MMA_E4M3) {
+        for (uint32_t d = 0; d < padded; ++d) {
+            halves[d] = (uint16_t)((v.codes[d] & 0x7fu) == 0x7fu ? v.codes[d] - 1u : v.codes[d]); /* NUM 6.1 */
+        }
+        return;
+    }
+    if (nbl_layout_code_bits(v.format) == 16u) {
         memcpy(halves, v.halves, padded * sizeof *halves);
         return;
     }
@@ -129,6 +150,10 @@ void sim_float_load_k(const sim_float_call *call, sim_float_scratch *s, const si
 {
     uint32_t tokens = tokens_in_tile(source, index);
     tile->groups = (tokens + SIM_GROUP - 1u) / SIM_GROUP;
+    if (call->fp4_format != NBL_FORMAT_NONE) {
+        sim_fp4_load_k(s, source, index * SIM_TILE, tokens, tile->k_dim);
+        return;
+    }
     for (uint32_t t = 0; t < tile->groups * SIM_GROUP; ++t) {
         uint16_t halves[NBL_DIM_PADDED_MAX] = {0};
         if (t < tokens) {
@@ -168,6 +193,10 @@ void sim_float_dot_qk(const sim_float_call *call, const sim_float_scratch *s, co
     sim_float_array q = at_element(s->q, (uint64_t)row * tile->k_dim);
     int32_t fraction = 2 * nbl_mma_fraction(call->k_type);
     memset(x, 0, SIM_TILE * sizeof *x);
+    if (call->fp4_format != NBL_FORMAT_NONE) {
+        sim_fp4_dot(s, row, tile->groups * SIM_GROUP, tile->k_dim, x);
+        return;
+    }
     for (uint32_t g = 0; g < tile->groups; ++g) {
         sim_float_array k = at_element(s->k, (uint64_t)g * SIM_GROUP * tile->k_dim);
         call->dot(&call->model, fraction, q, tile->k_dim, k, SIM_GROUP, SIM_GROUP, x + g * SIM_GROUP);
@@ -178,7 +207,7 @@ void sim_float_dot_pv(const sim_float_call *call, const sim_float_scratch *s, co
                       float *o)
 {
     sim_float_array p = at_element(s->p, (uint64_t)row * SIM_TILE);
-    call->dot(&call->model, 2 * nbl_mma_fraction(call->v_type), p, tile->groups * SIM_GROUP, s->v, tile->v_dim,
+    call->dot(&call->pv_model, 2 * nbl_mma_fraction(call->v_type), p, tile->groups * SIM_GROUP, s->v, tile->v_dim,
               tile->v_dim, o);
 }
 
@@ -212,11 +241,23 @@ static float grid_logits(const sim_row_tile *row, float base, float limit, float
     return most;
 }
 
+/* P of a token in the type of V, and what it adds to the denominator (NUM 6.4, 7.3). */
+static uint16_t weight_of(uint32_t type, float u, float *value)
+{
+    if (type == NBL_MMA_E4M3) {
+        uint8_t code = nbl_float_grid_e4m3(u);
+        *value = nbl_e4m3_decode(code);
+        return code;
+    }
+    uint16_t half = nbl_float_grid_half(u, type == NBL_MMA_F16);
+    *value = nbl_half_decode(half, type == NBL_MMA_F16);
+    return half;
+}
+
 sim_softmax sim_float_softmax(const sim_float_call *call, sim_float_scratch *s, uint32_t row, const sim_row_tile *view,
                               float base, int first)
 {
-    const float limit = NBL_FLOAT_GRID + NBL_FLOAT_REBASE;
-    const int is_fp16 = call->v_type == NBL_MMA_F16;
+    const float limit = NBL_FLOAT_GRID + (call->v_type == NBL_MMA_E4M3 ? 0.0f : NBL_FLOAT_REBASE);
     float t[SIM_TILE];
     float *sums = s->sums + (uint64_t)row * NBL_PARTIAL_SUMS;
     sim_softmax out = {first ? base_of(view) : base, 1.0f, 0.0f, 0.0f, 0};
@@ -230,9 +271,10 @@ sim_softmax sim_float_softmax(const sim_float_call *call, sim_float_scratch *s, 
         }
     }
     for (uint32_t i = 0; i < view->groups * SIM_GROUP; ++i) {
-        uint16_t half = is_visible(view, i) ? nbl_float_grid_half(t[i] - NBL_FLOAT_GRID, is_fp16) : 0;
-        sums[i % NBL_PARTIAL_SUMS] += nbl_half_decode(half, is_fp16);
-        put_half(s->p, (uint64_t)row * SIM_TILE + i, call->v_type, half);
+        float value = 0.0f;
+        uint16_t bits = is_visible(view, i) ? weight_of(call->v_type, t[i] - NBL_FLOAT_GRID, &value) : 0;
+        sums[i % NBL_PARTIAL_SUMS] += value;
+        put_half(s->p, (uint64_t)row * SIM_TILE + i, call->v_type, bits);
     }
     return out;
 }
@@ -242,11 +284,13 @@ void sim_float_start(sim_float_scratch *s, uint32_t rows)
     memset(s->sums, 0, (uint64_t)rows * NBL_PARTIAL_SUMS * sizeof *s->sums);
 }
 
-float sim_float_finish(const sim_float_scratch *s, uint32_t row, float v_scale, float *o, uint32_t v_dim)
+float sim_float_finish(const sim_float_call *call, const sim_float_scratch *s, uint32_t row, float v_scale, float *o,
+                       uint32_t v_dim)
 {
-    const float unit = NBL_P_SCALE * v_scale;
+    const float weight_unit = call->v_type == NBL_MMA_E4M3 ? 0x1p-8f : 1.0f;
+    const float unit = NBL_P_SCALE * v_scale * weight_unit;
     for (uint32_t d = 0; d < v_dim; ++d) {
         o[d] = o[d] * unit + 0.0f;
     }
-    return nbl_sum_tree(s->sums + (uint64_t)row * NBL_PARTIAL_SUMS);
+    return nbl_sum_tree(s->sums + (uint64_t)row * NBL_PARTIAL_SUMS) * weight_unit;
 }

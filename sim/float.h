@@ -32,13 +32,17 @@ sim_float_dot_fn sim_float_dot_find(const char *isa_name);
 typedef struct sim_float_call {
     sim_float_dot_fn dot;
     nbl_mma_model model;
-    uint32_t k_type; /**< enum nbl_mma_type of Q and K */
-    uint32_t v_type; /**< of P and V */
+    nbl_mma_model pv_model; /**< of P V */
+    uint32_t k_type;        /**< enum nbl_mma_type of Q and K */
+    uint32_t v_type;        /**< of P and V */
+    uint32_t fp4_format;    /**< of Q and K in the Blackwell core (NUM 7), else NBL_FORMAT_NONE */
 } sim_float_call;
 
 /** Working memory of a thread. */
 typedef struct sim_float_scratch {
-    sim_float_array k; /**< [group][k_dim][32] */
+    sim_float_array
+        k; /**< [group][k_dim][32]; the Blackwell core has E2M1 codes in place of the significands and scales
+                            in place of the exponents, see fp4.h */
     sim_float_array v; /**< [128][v_dim] */
     sim_float_array q; /**< [rows][k_dim] */
     sim_float_array p; /**< [rows][128] */
@@ -50,8 +54,8 @@ uint64_t sim_float_scratch_bytes(uint32_t k_dim, uint32_t v_dim, uint32_t rows);
 /** Lays the scratch out in zeroed memory. */
 void sim_float_scratch_init(sim_float_scratch *s, uint8_t *memory, uint32_t k_dim, uint32_t v_dim, uint32_t rows);
 
-/** Types and arithmetic of a call over a pool that the float core serves. */
-sim_float_call sim_float_call_of(const nbl_pool *pool, uint32_t profile, const char *isa_name);
+/** Types and arithmetic of a call over a pool that the float core serves, or the Blackwell core with NBL_Q_FP4. */
+sim_float_call sim_float_call_of(const nbl_pool *pool, uint32_t q_format, uint32_t profile, const char *isa_name);
 
 /** The row as bf16 or fp16 (NUM 6.2): halves[0..padded-1]. */
 void sim_float_query(const sim_float_call *call, const float *x, uint32_t dim, uint16_t *halves, uint32_t padded);
@@ -78,9 +82,13 @@ sim_softmax sim_float_softmax(const sim_float_call *call, sim_float_scratch *s, 
 void sim_float_dot_pv(const sim_float_call *call, const sim_float_scratch *s, const sim_tile *tile, uint32_t row,
                       float *o);
 
+/** Reads the vector of a token; its padded dimension is returned. */
+uint32_t sim_float_load_token(const sim_source *source, uint32_t position, enum nbl_kind kind, nbl_vector *v);
+
 /** Starts a chunk for all rows. */
 void sim_float_start(sim_float_scratch *s, uint32_t rows);
 /** Ends it for one: scales o to V's unit and that of the states, and returns L (NUM 6.6). */
-float sim_float_finish(const sim_float_scratch *s, uint32_t row, float v_scale, float *o, uint32_t v_dim);
+float sim_float_finish(const sim_float_call *call, const sim_float_scratch *s, uint32_t row, float v_scale, float *o,
+                       uint32_t v_dim);
 
 #endif

@@ -19,6 +19,10 @@ nbl_status cuda_supports(nbl_device *device, const nbl_op_desc *op, nbl_error *e
     if (op->op < NBL_OP_APPEND || op->op > NBL_OP_MERGE) {
         return cuda_fail(err, NBL_E_UNSUPPORTED, "cuda: op %u is unknown", op->op);
     }
+    if (op->q_format == NBL_Q_FP4) {
+        return cuda_fail(err, NBL_E_UNSUPPORTED, "cuda: q_format %u (the Blackwell core) has no kernel yet; sim has it",
+                         op->q_format);
+    }
     if (op->features & ~NBL_FEATURES_ALL) {
         return cuda_fail(err, NBL_E_UNSUPPORTED, "cuda: features 0x%x are unknown", op->features & ~NBL_FEATURES_ALL);
     }
@@ -170,6 +174,10 @@ static nbl_status check_args(const nbl_device *device, const nbl_attend_args *ar
                   {"workspace", args->workspace}};
     uint64_t rows = args->q.shape[0] * args->q_heads;
     nbl_status status = cuda_check_stream(device, args->stream, err);
+    if (args->q_format == NBL_Q_FP4) {
+        return cuda_fail(err, NBL_E_UNSUPPORTED, "cuda: q_format %u (the Blackwell core) has no kernel yet; sim has it",
+                         args->q_format);
+    }
     for (uint32_t i = 0; status == NBL_OK && i < sizeof arrays / sizeof arrays[0]; ++i) {
         status = cuda_check_memory(device, arrays[i].name, arrays[i].memory, err);
     }

@@ -13,17 +13,19 @@
 static const struct {
     const char *name;
     uint32_t q_format, k_format, v_format, scale_rule;
+    uint32_t centering; /* besides that of K's format */
 } recipes[] = {
-    {"qk4v8", NBL_Q4, NBL_MXFP4, NBL_INT8, NBL_RULE_DEFAULT},
-    {"mxkv4", NBL_Q8, NBL_MXFP4, NBL_MXFP4, NBL_RULE_DEFAULT},
-    {"kv4", NBL_Q8, NBL_INT4P, NBL_INT4P, NBL_RULE_DEFAULT},
-    {"k4v8", NBL_Q8, NBL_INT4P, NBL_INT8, NBL_RULE_DEFAULT},
-    {"kv8", NBL_Q8, NBL_INT8, NBL_INT8, NBL_RULE_DEFAULT},
-    {"bf16", NBL_Q_DEFAULT, NBL_FORMAT_BF16, NBL_FORMAT_BF16, NBL_RULE_DEFAULT},
-    {"fp16", NBL_Q_DEFAULT, NBL_FORMAT_FP16, NBL_FORMAT_FP16, NBL_RULE_DEFAULT},
-    {"fp8", NBL_Q_DEFAULT, NBL_FP8_E4M3, NBL_FP8_E4M3, NBL_RULE_DEFAULT},
-    {"nvfp4", NBL_Q_DEFAULT, NBL_NVFP4, NBL_NVFP4, NBL_RULE_DEFAULT},
-    {"nvfp4_4over6", NBL_Q_DEFAULT, NBL_NVFP4, NBL_NVFP4, NBL_RULE_FOUR_OVER_SIX},
+    {"qk4v8", NBL_Q4, NBL_MXFP4, NBL_INT8, NBL_RULE_DEFAULT, 0},
+    {"mxkv4", NBL_Q8, NBL_MXFP4, NBL_MXFP4, NBL_RULE_DEFAULT, 0},
+    {"kv4", NBL_Q8, NBL_INT4P, NBL_INT4P, NBL_RULE_DEFAULT, 0},
+    {"k4v8", NBL_Q8, NBL_INT4P, NBL_INT8, NBL_RULE_DEFAULT, 0},
+    {"kv8", NBL_Q8, NBL_INT8, NBL_INT8, NBL_RULE_DEFAULT, 0},
+    {"bf16", NBL_Q_DEFAULT, NBL_FORMAT_BF16, NBL_FORMAT_BF16, NBL_RULE_DEFAULT, 0},
+    {"fp16", NBL_Q_DEFAULT, NBL_FORMAT_FP16, NBL_FORMAT_FP16, NBL_RULE_DEFAULT, 0},
+    {"fp8", NBL_Q_DEFAULT, NBL_FP8_E4M3, NBL_FP8_E4M3, NBL_RULE_DEFAULT, 0},
+    {"nvfp4", NBL_Q_DEFAULT, NBL_NVFP4, NBL_NVFP4, NBL_RULE_DEFAULT, 0},
+    {"nvfp4_4over6", NBL_Q_DEFAULT, NBL_NVFP4, NBL_NVFP4, NBL_RULE_FOUR_OVER_SIX, 0},
+    {"mpfa", NBL_Q_FP4, NBL_NVFP4, NBL_FP8_E4M3, NBL_RULE_DEFAULT, NBL_CENTERING_MEAN},
 };
 
 /* Largest Hadamard block by format, 0 for none, and centring. docs/adr/0006-channel-shifts.md has the measurements. */
@@ -86,12 +88,13 @@ static nbl_status name_parse(const word *name, nbl_recipe *r, nbl_error *err)
             r->k_format = recipes[i].k_format;
             r->v_format = recipes[i].v_format;
             r->scale_rule = recipes[i].scale_rule;
+            r->centering = recipes[i].centering;
             return NBL_OK;
         }
     }
     return NBL_REFUSE(err, NBL_E_NOT_FOUND,
                       "recipe \"%.*s\" is unknown (known: qk4v8, mxkv4, kv4, k4v8, kv8, bf16, fp16, "
-                      "fp8, nvfp4, nvfp4_4over6)",
+                      "fp8, nvfp4, nvfp4_4over6, mpfa)",
                       (int)name->bytes, name->text);
 }
 
@@ -100,7 +103,7 @@ static void defaults_set(nbl_recipe *r, uint32_t k_dim, uint32_t v_dim)
     const size_t k = transform_find(r->k_format), v = transform_find(r->v_format);
     r->k_hadamard = block_fit(k_dim, transforms[k].k_block_max);
     r->v_hadamard = block_fit(v_dim, transforms[v].v_block_max);
-    r->centering = transforms[k].k_centering;
+    r->centering |= transforms[k].k_centering;
     r->sink_tokens = transforms[k].k_centering == 0 || (r->k_format == NBL_INT8 && r->v_format == NBL_INT8)
                          ? 0u
                          : SINK_TOKENS_DEFAULT;

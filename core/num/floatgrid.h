@@ -7,6 +7,7 @@
 #define NBL_NUM_FLOATGRID_H
 
 #include "convert.h"
+#include "e4m3.h"
 #include "exp2grid.h"
 
 #define NBL_FLOAT_GRID 24576.0f            /**< 1.5 * 2^14: a float of this size has steps of 1/512 */
@@ -22,6 +23,12 @@ NBL_FN uint16_t nbl_float_grid_half(float u, int is_fp16)
     }
     float p = nbl_exp2p(u);
     return is_fp16 ? nbl_f16_from_f32(p) : nbl_bf16_from_f32(p);
+}
+
+/** E4M3 code of P = RNE(2^(u + 8)), u <= 0 (NUM 7.3). */
+NBL_FN uint8_t nbl_float_grid_e4m3(float u)
+{
+    return nbl_e4m3_encode(nbl_exp2p(u + 8.0f));
 }
 
 #endif

@@ -93,6 +93,12 @@ NBL_FN int nbl_layout_pool_is_float(const nbl_pool *pool)
     return any;
 }
 
+/** 1 if the Blackwell core can serve K and V of these formats (NUM 7). */
+NBL_FN int nbl_layout_is_fp4(uint32_t k_format, uint32_t v_format)
+{
+    return (k_format == NBL_NVFP4 || k_format == NBL_MXFP4 || k_format == NBL_MXFP4_16) && v_format == NBL_FP8_E4M3;
+}
+
 /** Plane of the vector exponent of int8 and int4p (F5). */
 NBL_FN uint32_t nbl_layout_exponent_plane(uint32_t format, uint32_t dim)
 {

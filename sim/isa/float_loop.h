@@ -11,7 +11,8 @@
 #include "float.h"
 
 #define LANES SIM_FLOAT_LANES
-#define STEP_TERMS_MAX 16u
+#define STEP_TERMS_MAX NBL_MMA_TERMS_MAX
+#define HALF_TERMS 16u
 
 /* Vector extensions of gcc and clang: each instruction set gets its own width of them. */
 typedef int32_t lanes_i32 __attribute__((vector_size(4 * LANES)));
@@ -50,7 +51,7 @@ static inline void take_apart(const lanes_i32 *bits, int32_t zero_exponent, lane
     *exponent = SELECT(is_zero, (lanes_i32){0} + zero_exponent, SELECT(is_normal, field, (lanes_i32){0} + 1) - 127);
 }
 
-/* (sum + other) * 2^unit towards zero as binary32. */
+/* (sum[0] + sum[1] + other) * 2^unit towards zero as binary32. */
 static inline void round_lanes(const lanes_i32 *sum, const lanes_i32 *other, const lanes_i32 *unit, float *out)
 {
     int32_t is_small = 0;
@@ -61,7 +62,7 @@ static inline void round_lanes(const lanes_i32 *sum, const lanes_i32 *other, con
         double value;
         uint64_t bits;
         memcpy(&scale, &scale_bits, sizeof scale);
-        total[l] = (double)(*sum)[l] + (double)(*other)[l];
+        total[l] = (double)sum[0][l] + (double)sum[1][l] + (double)(*other)[l];
         value = total[l] * scale;
         memcpy(&bits, &value, sizeof bits);
         bits &= ~UINT64_C(0x1fffffff); /* 24 significant bits stay */
@@ -80,7 +81,7 @@ static void step(const nbl_mma_model *model, int32_t fraction, sim_float_array a
 {
     lanes_i32 product[STEP_TERMS_MAX];
     lanes_i32 exponent[STEP_TERMS_MAX];
-    lanes_i32 sum = {0};
+    lanes_i32 sum[2] = {{0}, {0}}; /* of up to 16 terms each: they fit */
     lanes_i32 bits;
     lanes_i32 other;
     lanes_i32 most;
@@ -104,10 +105,10 @@ static void step(const nbl_mma_model *model, int32_t fraction, sim_float_array a
     for (uint32_t k = 0; k < model->terms; ++k) {
         distance = most - exponent[k];
         cut(&product[k], model->fraction_bits - fraction, &distance);
-        sum += product[k];
+        sum[k / HALF_TERMS] += product[k];
     }
     most -= model->fraction_bits;
-    round_lanes(&sum, &other, &most, c);
+    round_lanes(sum, &other, &most, c);
 }
 
 void SIM_FLOAT_DOT(const nbl_mma_model *model, int32_t fraction, sim_float_array a, uint32_t n, sim_float_array b,

@@ -10,6 +10,7 @@
  */
 #include "centers.h"
 #include "float.h"
+#include "fp4.h"
 #include "merge.h"
 #include "page.h"
 #include "quantize.h"
@@ -229,23 +230,37 @@ static float center_offset(const call *c, uint32_t sequence, uint32_t kv_head, c
     return (float)dot * nbl_pow2(nbl_e8m0_decode_slot(*center.exponent)) * scale;
 }
 
+/* A row's query in the float core or in the Blackwell core. */
+typedef union float_query {
+    uint16_t halves[NBL_DIM_PADDED_MAX];
+    sim_fp4_vector fp4;
+} float_query;
+
 /* The float core's query, x being the transformed row (NUM 6.3, 6.6, 6.7). */
-static void prepare_float_query(const call *c, uint32_t sequence, row *r, const float *x, uint16_t *halves)
+static void prepare_float_query(const call *c, uint32_t sequence, row *r, const float *x, float_query *q)
 {
     uint32_t kv_head = r->head / c->group_rows;
-    const float rotation = nbl_pow2(-nbl_log2_of(c->shape->k_hadamard));
-    sim_float_query(&c->fp, x, c->shape->k_dim, halves, c->plan.k_dim);
-    r->scale = c->c * sim_scale_of(c->args->pool, NBL_KIND_K, c->args->layer, kv_head) * rotation;
+    uint32_t dim = c->shape->k_dim;
+    const int is_fp4 = c->fp.fp4_format != NBL_FORMAT_NONE;
+    int32_t exponent = -nbl_log2_of(c->shape->k_hadamard);
+    if (is_fp4) {
+        exponent += sim_fp4_query(c->fp.fp4_format, x, dim, &q->fp4);
+    } else {
+        sim_float_query(&c->fp, x, dim, q->halves, c->plan.k_dim);
+    }
+    r->scale = c->c * sim_scale_of(c->args->pool, NBL_KIND_K, c->args->layer, kv_head) * nbl_pow2(exponent);
     r->offset = 0.0f;
     if ((c->shape->centering & NBL_CENTERING_MEAN) != 0 && c->args->kv_len[sequence] != 0) {
         sim_center center = sim_center_at(&c->args->centers, c->shape, sequence, kv_head);
         float unit = nbl_pow2(nbl_e8m0_decode_slot(*center.exponent));
-        r->offset = sim_float_center_dot(&c->fp, halves, center.codes, c->shape->k_dim) * unit * (c->c * rotation);
+        float dot = is_fp4 ? sim_fp4_center_dot(&q->fp4, center.codes, dim)
+                           : sim_float_center_dot(&c->fp, q->halves, center.codes, dim);
+        r->offset = dot * unit * (c->c * nbl_pow2(exponent));
     }
 }
 
-/* A row's query ready for its core: codes[k_dim] (NUM 5.1) or halves[k_dim] (NUM 6.3), the row's scale and offset. */
-static void prepare_query(const call *c, uint32_t sequence, row *r, int8_t *codes, uint16_t *halves)
+/* A row's query ready for its core: codes[k_dim] (NUM 5.1) or fp (NUM 6.3, 7.1), the row's scale and offset. */
+static void prepare_query(const call *c, uint32_t sequence, row *r, int8_t *codes, float_query *fp)
 {
     const sim_row_loops *loops = c->device->isa->row;
     const nbl_tensor *q = &c->args->q;
@@ -259,7 +274,7 @@ static void prepare_query(const call *c, uint32_t sequence, row *r, int8_t *code
     }
     loops->hadamard(x, dim, c->shape->k_hadamard);
     if (c->plan.is_float) {
-        prepare_float_query(c, sequence, r, x, halves);
+        prepare_float_query(c, sequence, r, x, fp);
         return;
     }
     int32_t exponent = quantize_query(c, x, codes);
@@ -441,10 +456,12 @@ static void item_queries(item *it)
     scratch *s = it->scratch;
     for (uint32_t i = 0; i < it->rows; ++i) {
         row *r = &it->row[i];
-        uint16_t halves[NBL_DIM_PADDED_MAX];
-        prepare_query(c, it->sequence, r, s->q + (uint64_t)i * c->plan.k_dim, halves);
-        if (c->plan.is_float) {
-            sim_float_set_query(&c->fp, &s->fp, i, halves, c->plan.k_dim);
+        float_query fp;
+        prepare_query(c, it->sequence, r, s->q + (uint64_t)i * c->plan.k_dim, &fp);
+        if (c->plan.is_float && c->fp.fp4_format != NBL_FORMAT_NONE) {
+            sim_fp4_set_query(&s->fp, i, &fp.fp4, c->plan.k_dim);
+        } else if (c->plan.is_float) {
+            sim_float_set_query(&c->fp, &s->fp, i, fp.halves, c->plan.k_dim);
         }
         r->total = nbl_state_empty(r->offset);
     }
@@ -648,7 +665,7 @@ static void item_chunk(item *it, uint32_t n)
         row *r = &it->row[i];
         float *o = s->o + (uint64_t)i * c->plan.v_dim;
         if (c->plan.is_float) {
-            r->sum = sim_float_finish(&s->fp, i, it->v_scale, o, c->plan.v_dim);
+            r->sum = sim_float_finish(&c->fp, &s->fp, i, it->v_scale, o, c->plan.v_dim);
         }
         nbl_state_head head = finish_chunk(c, r, o);
         if (c->args->state_head.data != NULL) {
@@ -745,9 +762,9 @@ static void fill_empty_states(const call *c)
     const nbl_tensor *heads = &c->args->state_head;
     for (uint64_t index = 0; heads->data != NULL && heads->shape[0] > c->plan.chunks && index < c->plan.rows; ++index) {
         int8_t codes[NBL_DIM_PADDED_MAX];
-        uint16_t halves[NBL_DIM_PADDED_MAX];
+        float_query fp;
         row r = row_of_index(c, index);
-        prepare_query(c, sim_sequence_of(c->args->q_indptr, c->args->batch, r.token), &r, codes, halves);
+        prepare_query(c, sim_sequence_of(c->args->q_indptr, c->args->batch, r.token), &r, codes, &fp);
         nbl_state_head empty = nbl_state_empty(r.offset);
         for (uint64_t n = c->plan.chunks; n < heads->shape[0]; ++n) {
             write_state(c, (uint32_t)n, &r, &empty, zeros);
@@ -892,7 +909,7 @@ nbl_status sim_attend(nbl_device *device, const nbl_attend_args *args, nbl_error
     restrict_plan(&c.plan, args->range_begin, args->range_end);
     if (nbl_layout_pool_is_float(args->pool)) {
         c.plan.is_float = 1;
-        c.fp = sim_float_call_of(args->pool, device->profile, device->isa->name);
+        c.fp = sim_float_call_of(args->pool, args->q_format, device->profile, device->isa->name);
     }
     uint8_t *workspace = args->workspace;
     c.done = (uint32_t *)(void *)workspace;

@@ -162,3 +162,88 @@ Test(float_core, accuracy)
     }
     lab_finish(&l);
 }
+
+/* ------------------------------------------------------------------------------------------------ Blackwell core */
+
+/* A problem for NBL_Q_FP4: one format of K in all regions, V in fp8. */
+static problem fp4_problem(uint64_t seed)
+{
+    static const uint32_t k_formats[] = {NBL_NVFP4, NBL_MXFP4, NBL_MXFP4_16, NBL_NVFP4};
+    problem p = problem_random(seed);
+    for (uint32_t r = 0; r < p.region_count; ++r) {
+        p.k_format[r] = k_formats[seed % 4u];
+        p.v_format[r] = NBL_FP8_E4M3;
+    }
+    p.head_scales = seed / 4u % 2u != 0;
+    p.q_format = NBL_Q_FP4;
+    return p;
+}
+
+static void run_fp4(uint64_t first_seed)
+{
+    lab l;
+    lab_open(&l);
+    for (uint32_t i = 0; i < lab_cases(80); ++i) {
+        problem p = fp4_problem(lab_seed(first_seed) + i);
+        trial_run(&l, &p);
+    }
+    lab_finish(&l);
+}
+
+Test(blackwell_core, random_sweep_1)
+{
+    run_fp4(35000);
+}
+Test(blackwell_core, random_sweep_2)
+{
+    run_fp4(36000);
+}
+
+/* The same rows from one query at a time, and from the profile of any GPU. */
+Test(blackwell_core, profiles_give_the_same_bits)
+{
+    static const char *const profiles[] = {"sm_80", "sm_90", "sm_120"};
+    float first[128] = {0};
+    for (uint32_t i = 0; i < COUNT(profiles); ++i) {
+        lab l;
+        problem p = problem_default(lab_seed(37000));
+        trial t;
+        setenv("NIBBLE_SIM_PROFILE", profiles[i], 1);
+        lab_open(&l);
+        problem_formats(&p, NBL_NVFP4, NBL_FP8_E4M3);
+        p.q_format = NBL_Q_FP4;
+        p.kv_len[0] = 500;
+        trial_init(&t, &l, &p);
+        trial_fill(&t);
+        if (trial_attend(&t)) {
+            memcpy(i == 0 ? first : first + 64, view_at(&t.o, 0, 0, 0, 0), 64 * sizeof *first);
+            cr_assert(i == 0 || memcmp(first, first + 64, 64 * sizeof *first) == 0, "%s: %s", profiles[i], trial_text);
+        }
+        trial_free(&t);
+        lab_finish(&l);
+    }
+}
+
+/* Against binary64 over the unquantized inputs: 4-bit Q and K, 8-bit P and V. */
+Test(blackwell_core, accuracy)
+{
+    lab l;
+    lab_open(&l);
+    for (uint32_t i = 0; i < 2; ++i) {
+        problem p = problem_default(lab_seed(38000) + i);
+        trial t;
+        problem_formats(&p, i == 0 ? NBL_NVFP4 : NBL_MXFP4, NBL_FP8_E4M3);
+        p.q_format = NBL_Q_FP4;
+        p.kv_len[0] = 2000;
+        p.q_len[0] = 4;
+        p.shape.k_dim = p.shape.v_dim = 128;
+        trial_init(&t, &l, &p);
+        trial_append_part(&t, 0, t.tokens);
+        if (trial_attend_backend(&t)) {
+            double lse_error, error = trial_error(&t, &lse_error);
+            cr_assert(error < 0.25 && error > 0.03, "case %u: relative L2 %.5f", i, error);
+        }
+        trial_free(&t);
+    }
+    lab_finish(&l);
+}

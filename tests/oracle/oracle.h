@@ -123,6 +123,12 @@ void oracle_float_values(oracle_vector *vector);
 float oracle_round_operand(float x, bool fp16);
 /** dot(c; a, b) of NUM 6.2. */
 float oracle_dot(float c, const float *a, const float *b, uint32_t count, bool fp16);
+/** x of NUM 7.2: the dot product of a query and a K in the same 4-bit float format. */
+float oracle_dot_fp4(const oracle_vector *q, const oracle_vector *k);
+/** dot(c; p, v) of NUM 7.3: fp8 steps of 32. */
+float oracle_dot_fp8(float c, const float *p, const float *v, uint32_t count);
+/** P of NUM 7.3 for u = t - GRID_F. */
+float oracle_weight_e4m3(double u);
 /** P of NUM 6.4 for u = t - GRID_F. */
 float oracle_weight_float(double u, bool fp16);
 

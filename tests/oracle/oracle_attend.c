@@ -38,6 +38,8 @@ typedef struct kv_head {
     float *k_values; /* float core */
     float *v_values;
     bool is_float;
+    bool is_fp4;          /* Blackwell core */
+    oracle_vector *k_fp4; /* as stored */
     bool k_fp16;
     bool v_fp16;
     int32_t *k_exponent;
@@ -105,6 +107,8 @@ static void kv_head_init(kv_head *kv, const nbl_attend_args *args, uint32_t b, u
     kv->k_exponent = allocate(tokens, sizeof(int32_t));
     kv->v_exponent = allocate(tokens, sizeof(int32_t));
     kv->is_float = oracle_pool_is_float(args->pool);
+    kv->is_fp4 = args->q_format == NBL_Q_FP4;
+    kv->k_fp4 = allocate(kv->is_fp4 ? tokens : 0, sizeof *kv->k_fp4);
     kv->k_fp16 = args->pool->regions[0].k_format == NBL_FORMAT_FP16;
     kv->v_fp16 = args->pool->regions[0].v_format == NBL_FORMAT_FP16;
     kv->k_values = allocate(kv->is_float ? tokens * kv->k_stride : 0, sizeof(float));
@@ -119,6 +123,7 @@ static void kv_head_free(kv_head *kv)
     free(kv->k_exponent);
     free(kv->v_exponent);
     free(kv->k_values);
+    free(kv->k_fp4);
     free(kv->v_values);
 }
 
@@ -137,6 +142,9 @@ static void kv_head_load(kv_head *kv, int64_t j)
     oracle_slot_read(args->pool, args->layer, slot, ORACLE_K, kv->head, &vector);
     memcpy(kv->k + (uint64_t)j * kv->k_stride, vector.codes, kv->k_stride);
     kv->k_exponent[j] = vector.exponent;
+    if (kv->is_fp4) {
+        kv->k_fp4[j] = vector;
+    }
     if (kv->is_float) {
         memcpy(kv->k_values + (uint64_t)j * kv->k_stride, vector.values, kv->k_stride * sizeof(float));
     }
@@ -215,6 +223,28 @@ static float center_offset(const query_row *row)
     return (float)ldexp((double)sum * (double)row->cq_row, centers->exponents[at] - EXPONENT_BIAS);
 }
 
+/* NUM 7.1: the row in K's format, times 2^-E; E is returned. */
+static int32_t quantize_fp4(const nbl_attend_args *args, const float *x, uint32_t dim, query_row *row)
+{
+    uint32_t format = args->pool->regions[0].k_format;
+    float largest = 0.0f;
+    float scaled[ORACLE_DIM_MAX];
+    int32_t e = format == NBL_NVFP4 ? -44 : 0;
+
+    for (uint32_t d = 0; d < dim; d++) {
+        largest = fmaxf(largest, fabsf(x[d]));
+    }
+    while (format == NBL_NVFP4 && e < 36 && (double)largest > ldexp(2688.0, e)) {
+        e++;
+    }
+    for (uint32_t d = 0; d < dim; d++) {
+        scaled[d] = ldexpf(x[d], -e);
+    }
+    oracle_quantize(format, NBL_RULE_DEFAULT, scaled, dim, &row->q, NULL);
+    memcpy(row->q_values, row->q.values, sizeof row->q_values);
+    return e;
+}
+
 /* NUM 5.1 and the per-row constants of 5.3. */
 static void row_init(query_row *row, kv_head *kv, uint32_t i, uint32_t h)
 {
@@ -251,6 +281,9 @@ static void row_init(query_row *row, kv_head *kv, uint32_t i, uint32_t h)
         }
         exponent = -block_log2(shape->k_hadamard);
     }
+    if (kv->is_fp4) {
+        exponent += quantize_fp4(args, x, shape->k_dim, row);
+    }
     row->cq_unscaled = ldexpf(sm_scale * log2e, exponent);
     row->cq_row = ldexpf(sm_scale * log2e * oracle_head_scale(args->pool, ORACLE_K, args->layer, kv->head), exponent);
     row->cs_row = 0.0f;
@@ -275,7 +308,9 @@ static void token_logit(const query_row *row, int64_t j, float *x, float *a)
     }
     *x = ldexpf((float)dot, kv->k_exponent[j]);
     if (kv->is_float) {
-        *x = oracle_dot(0.0f, row->q_values, kv->k_values + (uint64_t)j * kv->k_stride, kv->k_stride, kv->k_fp16);
+        *x = kv->is_fp4
+                 ? oracle_dot_fp4(&row->q, &kv->k_fp4[j])
+                 : oracle_dot(0.0f, row->q_values, kv->k_values + (uint64_t)j * kv->k_stride, kv->k_stride, kv->k_fp16);
     }
     if (row->args->soft_cap != 0.0f) {
         *x = oracle_tanhp(*x * row->cs_row);
@@ -375,7 +410,8 @@ static void float_accumulate(const tile *tl, const query_row *row, state *st)
     float v[TILE_TOKENS];
 
     for (uint32_t n = 0; n < tl->count; n++) {
-        float weight = oracle_weight_float((double)tl->t[n] - (double)FLOAT_GRID, row->kv->v_fp16);
+        double u = (double)tl->t[n] - (double)FLOAT_GRID;
+        float weight = row->kv->is_fp4 ? oracle_weight_e4m3(u) : oracle_weight_float(u, row->kv->v_fp16);
         p[tl->j[n] % TILE_TOKENS] = weight;
         st->s[tl->j[n] % 16] += weight;
     }
@@ -384,18 +420,20 @@ static void float_accumulate(const tile *tl, const query_row *row, state *st)
         for (uint32_t n = 0; n < tl->count; n++) {
             v[tl->j[n] % TILE_TOKENS] = row->kv->v_values[(uint64_t)tl->j[n] * row->kv->v_stride + d];
         }
-        st->o[d] = oracle_dot(st->o[d], p, v, TILE_TOKENS, row->kv->v_fp16);
+        st->o[d] = row->kv->is_fp4 ? oracle_dot_fp8(st->o[d], p, v, TILE_TOKENS)
+                                   : oracle_dot(st->o[d], p, v, TILE_TOKENS, row->kv->v_fp16);
     }
 }
 
 /* One tile of NUM 6.4 on a state whose base is set. */
 static void float_process(tile *tl, const query_row *row, state *st)
 {
-    if (tile_grid(tl, row, st->m, INFINITY) > FLOAT_GRID + FLOAT_REBASE) {
+    float limit = FLOAT_GRID + (row->kv->is_fp4 ? 0.0f : FLOAT_REBASE);
+    if (tile_grid(tl, row, st->m, INFINITY) > limit) {
         float base = fmaxf(st->m, tile_base(tl, row));
         state_scale(st, oracle_pow2((double)st->m - (double)base), row->args->pool->shape->v_dim);
         st->m = base;
-        tile_grid(tl, row, base, FLOAT_GRID + FLOAT_REBASE);
+        tile_grid(tl, row, base, limit);
     }
     float_accumulate(tl, row, st);
 }
@@ -404,7 +442,9 @@ static void float_process(tile *tl, const query_row *row, state *st)
 static void float_finish(const query_row *row, state *st)
 {
     float unit = constant(C_BITS) * oracle_head_scale(row->args->pool, ORACLE_V, row->args->layer, row->kv->head);
-    st->l = oracle_tree(st->s);
+    float weight_unit = row->kv->is_fp4 ? 0x1p-8f : 1.0f;
+    unit *= weight_unit;
+    st->l = oracle_tree(st->s) * weight_unit;
     for (uint32_t d = 0; d < row->args->pool->shape->v_dim; d++) {
         st->o[d] = st->o[d] * unit + 0.0f;
     }

@@ -242,3 +242,81 @@ float oracle_weight_float(double u, bool fp16)
     scale = ldexp(1.0, fp16 ? (e - 11 < -24 ? -24 : e - 11) : e - 8);
     return (float)(nearbyint(p / scale) * scale);
 }
+
+/* ------------------------------------------------------------------------------------------------ Blackwell core */
+
+/* Value and exponent of a scale of a group of 16 (NUM 7.2). */
+static double group_scale(const oracle_vector *v, uint32_t g, int *exponent)
+{
+    if (v->format == NBL_NVFP4) {
+        double s = (double)slot_e4m3_value(v->block_scales[g] & 0x7Fu);
+        *exponent = s == 0.0 ? 0 : operand_exponent(s, -6);
+        return s;
+    }
+    *exponent = v->block_exponents[v->format == NBL_MXFP4 ? g / 2 : g];
+    return ldexp(1.0, *exponent);
+}
+
+static float group_step(float c, const oracle_vector *q, const oracle_vector *k, uint32_t first)
+{
+    double term[4] = {0};
+    int exponent[4];
+    int largest = c == 0.0f ? -139 : operand_exponent((double)c, -126);
+    double sum;
+
+    for (uint32_t i = 0; i < 4; i++) {
+        uint32_t g = first / 16 + i;
+        bool any = false;
+        exponent[i] = -139;
+        if (g < q->padded_dim / 16) {
+            int eq, ek;
+            double scale = group_scale(q, g, &eq) * group_scale(k, g, &ek);
+            for (uint32_t d = 16 * g; d < 16 * g + 16; d++) {
+                double p = (double)oracle_e2m1_value(q->elements[d]) * (double)oracle_e2m1_value(k->elements[d]);
+                any = any || p != 0.0;
+                term[i] += p * scale;
+            }
+            exponent[i] = any && scale != 0.0 ? eq + ek : -139;
+        }
+        largest = exponent[i] > largest ? exponent[i] : largest;
+    }
+    sum = cut((double)c, largest - 35);
+    for (uint32_t i = 0; i < 4; i++) {
+        sum += cut(term[i], largest - 35);
+    }
+    return toward_zero(sum);
+}
+
+float oracle_dot_fp4(const oracle_vector *q, const oracle_vector *k)
+{
+    float c = 0.0f;
+    for (uint32_t d = 0; d < q->padded_dim; d += 64) {
+        c = group_step(c, q, k, d);
+    }
+    return c;
+}
+
+float oracle_dot_fp8(float c, const float *p, const float *v, uint32_t count)
+{
+    for (uint32_t first = 0; first < count; first += 32) {
+        int largest = c == 0.0f ? -133 : operand_exponent((double)c, -126);
+        double sum;
+        for (uint32_t i = first; i < first + 32; i++) {
+            int e = p[i] == 0.0f || v[i] == 0.0f
+                        ? -133
+                        : operand_exponent((double)p[i], -6) + operand_exponent((double)v[i], -6);
+            largest = e > largest ? e : largest;
+        }
+        sum = cut((double)c, largest - 25);
+        for (uint32_t i = first; i < first + 32; i++) {
+            sum += cut((double)p[i] * (double)v[i], largest - 25);
+        }
+        c = toward_zero(sum);
+    }
+    return c;
+}
+
+float oracle_weight_e4m3(double u)
+{
+    return oracle_e4m3_value(e4m3_code((double)exp2l((long double)u + 8.0L)));
+}

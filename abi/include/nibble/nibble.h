@@ -87,8 +87,10 @@ typedef struct nbl_recipe {
     uint32_t v_hadamard;
     uint32_t centering;
     uint32_t sink_tokens; /**< first tokens of a sequence kept in int8, rounded up to whole pages */
-    uint32_t scale_rule;  /**< enum nbl_scale_rule, of K and V */
+    uint32_t reserved;
     char name[32];
+    uint32_t scale_rule; /**< enum nbl_scale_rule, of K and V */
+    uint32_t reserved_end;
 } nbl_recipe;
 
 /* Flags of nbl_cache_config, since 1.1. */

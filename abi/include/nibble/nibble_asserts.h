@@ -346,7 +346,7 @@ NBL_ASSERT_FIELD(nbl_load_options, log, 32);
 NBL_ASSERT_FIELD(nbl_load_options, log_user, 40);
 NBL_ASSERT_FIELD(nbl_load_options, client_name, 48);
 
-NBL_ASSERT_SIZE(nbl_recipe);
+NBL_STATIC_ASSERT(sizeof(nbl_recipe) == 88u, "size of nbl_recipe, which has grown");
 NBL_ASSERT_FIELD(nbl_recipe, struct_size, 0);
 NBL_ASSERT_FIELD(nbl_recipe, flags, 4);
 NBL_ASSERT_FIELD(nbl_recipe, next, 8);
@@ -357,8 +357,10 @@ NBL_ASSERT_FIELD(nbl_recipe, k_hadamard, 28);
 NBL_ASSERT_FIELD(nbl_recipe, v_hadamard, 32);
 NBL_ASSERT_FIELD(nbl_recipe, centering, 36);
 NBL_ASSERT_FIELD(nbl_recipe, sink_tokens, 40);
-NBL_ASSERT_FIELD(nbl_recipe, scale_rule, 44);
+NBL_ASSERT_FIELD(nbl_recipe, reserved, 44);
 NBL_ASSERT_FIELD(nbl_recipe, name, 48);
+NBL_ASSERT_FIELD(nbl_recipe, scale_rule, 80);
+NBL_ASSERT_FIELD(nbl_recipe, reserved_end, 84);
 
 NBL_STATIC_ASSERT(sizeof(nbl_cache_config) == 160u, "size of nbl_cache_config");
 NBL_ASSERT_FIELD(nbl_cache_config, struct_size, 0);

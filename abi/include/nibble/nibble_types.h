@@ -159,6 +159,7 @@ enum nbl_qformat {
     NBL_Q_DEFAULT = 0, /**< NBL_Q8 */
     NBL_Q8 = 1,        /**< int8 */
     NBL_Q4 = 2,        /**< mxfp4 */
+    NBL_Q_FP4 = 3,     /**< K's own format, nvfp4 or mxfp4: the Blackwell core, with V in fp8_e4m3 (NUM 7) */
     NBL_QFORMAT_MAX_ENUM = 0x7fffffff
 };
 
