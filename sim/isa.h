@@ -176,6 +176,14 @@ static inline void sim_prefetch(const uint8_t *at, uint32_t bytes)
     }
 }
 
+/** Asks for `lines` (a constant) lines, step bytes apart. */
+static inline __attribute__((always_inline)) void sim_prefetch_lines(const uint8_t *at, uint32_t step, uint32_t lines)
+{
+    for (uint32_t i = 0; i < lines; ++i) {
+        __builtin_prefetch(at + (uint64_t)i * step, 0, 2);
+    }
+}
+
 extern const sim_isa sim_isa_scalar;
 #if defined(__x86_64__)
 extern const sim_isa sim_isa_avx2;

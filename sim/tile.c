@@ -128,18 +128,32 @@ static uint32_t groups_in_tile(const sim_source *source, uint32_t index)
     return left >= SIM_TILE ? SIM_GROUPS : (left + SIM_GROUP - 1u) / SIM_GROUP;
 }
 
+/* Asks for the scales of a group; unlike its codes, no dot product does. */
+static void prefetch_scales(const sim_group *group)
+{
+    for (uint32_t plane = 0; plane < nbl_layout_scale_planes(group->format, group->dim); ++plane) {
+        __builtin_prefetch(group->scales + plane * group->plane_stride);
+    }
+}
+
 /* The groups of a tile that lie whole in pages, page by page. */
 static void find_in_pages(const sim_source *source, uint32_t start, uint32_t count, enum nbl_kind kind,
                           sim_group *groups)
 {
-    for (uint32_t g = 0; g < count; ++g) {
-        uint32_t first = start + g * SIM_GROUP;
-        if (g == 0 || first % source->pool->shape->page_tokens == 0) {
-            groups[g] = group_in_page(source, first, kind);
-        } else {
-            groups[g] = groups[g - 1u];
-            groups[g].codes += (uint64_t)SIM_GROUP * nbl_layout_code_bytes(groups[g].format, groups[g].dim);
-            groups[g].scales += SIM_GROUP;
+    uint32_t page_tokens = source->pool->shape->page_tokens;
+    for (uint32_t g = 0; g < count;) {
+        uint32_t offset = (start + g * SIM_GROUP) % page_tokens;
+        sim_group group = group_in_page(source, start + g * SIM_GROUP, kind);
+        uint32_t bytes = SIM_GROUP * nbl_layout_code_bytes(group.format, group.dim);
+        for (; g < count && offset < page_tokens; ++g, offset += SIM_GROUP) {
+            groups[g].format = group.format;
+            groups[g].dim = group.dim;
+            groups[g].codes = group.codes;
+            groups[g].scales = group.scales;
+            groups[g].plane_stride = group.plane_stride;
+            prefetch_scales(&group);
+            group.codes += bytes;
+            group.scales += SIM_GROUP;
         }
     }
 }

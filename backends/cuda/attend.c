@@ -13,18 +13,35 @@
 
 _Static_assert(sizeof(cuda_sequence) == 16 && sizeof(cuda_query) == 16, "select.c knows these sizes");
 
+/* What the float core's kernel cannot do, and the Blackwell core, which has none. */
+static nbl_status check_core(const nbl_device *device, const nbl_kv_shape *shape, int is_float, uint32_t q_format,
+                             nbl_error *err)
+{
+    if (q_format == NBL_Q_FP4) {
+        return cuda_fail(err, NBL_E_UNSUPPORTED, "cuda: q_format %u (the Blackwell core) has no kernel yet; sim has it",
+                         q_format);
+    }
+    const uint64_t bytes = nbl_cuda_float_shared_bytes(shape->k_dim, shape->v_dim);
+    if (is_float && bytes > device->shared_bytes) {
+        return cuda_fail(err, NBL_E_UNSUPPORTED,
+                         "cuda: float formats with k_dim %u and v_dim %u need %llu bytes of shared memory, a block of "
+                         "this GPU has %u",
+                         shape->k_dim, shape->v_dim, (unsigned long long)bytes, device->shared_bytes);
+    }
+    return NBL_OK;
+}
+
 nbl_status cuda_supports(nbl_device *device, const nbl_op_desc *op, nbl_error *err)
 {
-    (void)device;
     if (op->op < NBL_OP_APPEND || op->op > NBL_OP_MERGE) {
         return cuda_fail(err, NBL_E_UNSUPPORTED, "cuda: op %u is unknown", op->op);
     }
-    if (op->q_format == NBL_Q_FP4) {
-        return cuda_fail(err, NBL_E_UNSUPPORTED, "cuda: q_format %u (the Blackwell core) has no kernel yet; sim has it",
-                         op->q_format);
-    }
     if (op->features & ~NBL_FEATURES_ALL) {
         return cuda_fail(err, NBL_E_UNSUPPORTED, "cuda: features 0x%x are unknown", op->features & ~NBL_FEATURES_ALL);
+    }
+    if (op->op == NBL_OP_ATTEND) {
+        const int is_float = nbl_layout_is_float(op->k_format) || nbl_layout_is_float(op->v_format);
+        return check_core(device, op->shape, is_float, op->q_format, err);
     }
     return NBL_OK;
 }
@@ -156,6 +173,9 @@ static attend_params params_of(const nbl_device *device, const nbl_attend_args *
     p.is_float = (uint32_t)nbl_layout_pool_is_float(args->pool);
     p.k_fp16 = args->pool->regions[0].k_format == NBL_FORMAT_FP16;
     p.v_fp16 = args->pool->regions[0].v_format == NBL_FORMAT_FP16;
+    p.shared_bytes = device->shared_bytes;
+    p.tile_pages = CUDA_TILE_TOKENS / p.pages.page_tokens;
+    p.tile_rest = CUDA_TILE_TOKENS % p.pages.page_tokens;
     return p;
 }
 
@@ -174,9 +194,8 @@ static nbl_status check_args(const nbl_device *device, const nbl_attend_args *ar
                   {"workspace", args->workspace}};
     uint64_t rows = args->q.shape[0] * args->q_heads;
     nbl_status status = cuda_check_stream(device, args->stream, err);
-    if (args->q_format == NBL_Q_FP4) {
-        return cuda_fail(err, NBL_E_UNSUPPORTED, "cuda: q_format %u (the Blackwell core) has no kernel yet; sim has it",
-                         args->q_format);
+    if (status == NBL_OK) {
+        status = check_core(device, args->pool->shape, nbl_layout_pool_is_float(args->pool), args->q_format, err);
     }
     for (uint32_t i = 0; status == NBL_OK && i < sizeof arrays / sizeof arrays[0]; ++i) {
         status = cuda_check_memory(device, arrays[i].name, arrays[i].memory, err);

@@ -153,14 +153,17 @@ typedef struct attend_params {
 
     /* device */
     cuda_status *status;
-    uint32_t processors; /**< multiprocessors */
-    uint32_t capability; /**< 10 * major + minor of the compute capability */
+    uint32_t processors;   /**< multiprocessors */
+    uint32_t capability;   /**< 10 * major + minor of the compute capability */
+    uint32_t shared_bytes; /**< of shared memory that a block may ask for */
     uint32_t layer;
 
     /* the float core (NUM 6): queries are halves, in `codes` */
     uint32_t is_float;
-    uint32_t k_fp16; /**< 1: Q and K are fp16, 0: bf16 */
-    uint32_t v_fp16; /**< the same of P and V */
+    uint32_t k_fp16;     /**< 1: Q and K are fp16, 0: bf16 */
+    uint32_t v_fp16;     /**< the same of P and V */
+    uint32_t tile_pages; /**< a tile is so many pages, */
+    uint32_t tile_rest;  /**< and so many tokens more */
     uint32_t reserved;
 } attend_params;
 
@@ -173,7 +176,9 @@ cudaError_t nbl_cuda_attend_prepare(const attend_params *p, cudaStream_t stream)
 /** Any valid call (NUM 5); split or not. */
 cudaError_t nbl_cuda_attend_generic(const attend_params *p, cudaStream_t stream);
 
-/** Any valid call of the float core (NUM 6); split or not. */
+/** Shared memory that a block of the float core's kernel needs for these dimensions. */
+uint64_t nbl_cuda_float_shared_bytes(uint32_t k_dim, uint32_t v_dim);
+/** Any valid call of the float core (NUM 6) that fits; split or not. */
 cudaError_t nbl_cuda_attend_float(const attend_params *p, cudaStream_t stream);
 
 /** Second half of a split call, and the empty states past the last chunk of any call. */

@@ -20,6 +20,7 @@ struct nbl_device {
     int32_t ordinal;
     uint32_t processors;
     uint32_t capability;        /**< 10 * major + minor */
+    uint32_t shared_bytes;      /**< of shared memory that a block may ask for */
     uint32_t reads_host;        /**< 1: kernels may read any host memory */
     cuda_status *status;        /**< for the host */
     cuda_status *status_device; /**< the same memory for kernels */

@@ -105,7 +105,7 @@ static nbl_status check_options(const nbl_device_options *options, int count, nb
 
 static cudaError_t read_attributes(nbl_device *device)
 {
-    int major = 0, minor = 0, processors = 0, reads_host = 0;
+    int major = 0, minor = 0, processors = 0, shared = 0, reads_host = 0;
     cudaError_t error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device->ordinal);
     if (error == cudaSuccess) {
         error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device->ordinal);
@@ -114,10 +114,14 @@ static cudaError_t read_attributes(nbl_device *device)
         error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device->ordinal);
     }
     if (error == cudaSuccess) {
+        error = cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device->ordinal);
+    }
+    if (error == cudaSuccess) {
         error = cudaDeviceGetAttribute(&reads_host, cudaDevAttrPageableMemoryAccess, device->ordinal);
     }
     device->capability = (uint32_t)(10 * major + minor);
     device->processors = (uint32_t)processors;
+    device->shared_bytes = (uint32_t)shared;
     device->reads_host = (uint32_t)reads_host;
     return error;
 }
@@ -273,6 +277,13 @@ void cuda_memory_free(nbl_device *device, void *memory)
     }
 }
 
+/* NBL_STREAM_HOST: after all work on blocking streams, and finished when this returns. */
+static cudaError_t copy_and_wait(void *dst, const void *src, uint64_t bytes, enum cudaMemcpyKind kind)
+{
+    const cudaError_t error = cudaMemcpyAsync(dst, src, bytes, kind, cudaStreamLegacy);
+    return error == cudaSuccess ? cudaStreamSynchronize(cudaStreamLegacy) : error;
+}
+
 /* Ordered by the stream. Out of or into pageable host memory the CUDA runtime stages the bytes: such a copy to the
  * host has finished when this returns, and the host bytes of one to the device may be changed afterwards. */
 nbl_status cuda_memory_copy(nbl_device *device, void *dst, const void *src, uint64_t bytes, uint32_t kind,
@@ -284,6 +295,10 @@ nbl_status cuda_memory_copy(nbl_device *device, void *dst, const void *src, uint
     nbl_status status = cuda_enter(device, &saved, err);
     if (status != NBL_OK) {
         return status;
+    }
+    if (stream.kind == NBL_STREAM_HOST) {
+        status = cuda_result(err, copy_and_wait(dst, src, bytes, kinds[kind]), "cudaMemcpyAsync");
+        return cuda_leave(device, &saved, status);
     }
     status = cuda_check_stream(device, stream, err);
     if (status == NBL_OK) {

@@ -11,6 +11,7 @@
 
 #define TOKENS_MAX ((uint64_t)INT32_MAX)
 #define APPEND_TOKENS_DEFAULT 2048u
+#define TIER_BYTES_MAX (1ull << 46)
 #define WORKSPACE_MIB_DEFAULT 64u
 #define WORKSPACE_MIB_MAX (1u << 20)
 /* Page table entries per page: a batch of equal sequences needs one, an uneven batch more. */
@@ -82,6 +83,22 @@ static void metadata_plan(nbl_plan *plan)
     m->stats = reserve(&m->bytes, sizeof(nbl_quant_stats));
 }
 
+/* Tiers hold published pages, so they need the index; the file takes what leaves the host's memory. */
+static nbl_status tiers_plan(nbl_plan *plan, nbl_error *err)
+{
+    const nbl_cache_config *c = &plan->config;
+    const bool prefix = (c->flags & NBL_CACHE_PREFIX) != 0;
+    NBL_TRY(nbl_value_check("", "host_bytes", c->host_bytes, 0, prefix ? TIER_BYTES_MAX : 0, err));
+    NBL_TRY(nbl_value_check("", "file_bytes", c->file_bytes, 0, c->host_bytes > 0 ? TIER_BYTES_MAX : 0, err));
+    if (c->file_bytes > 0 && c->file_folder == NULL)
+        return NBL_REFUSE(err, NBL_E_INVALID, "file_folder is NULL (needed: a folder, with file_bytes)");
+    for (uint32_t i = 0; i < plan->class_count; ++i) {
+        plan->tier_bytes[0] += nbl_plan_slots(plan, NBL_TIER_HOST, i) * plan->classes[i].page_bytes;
+        plan->tier_bytes[1] += nbl_plan_slots(plan, NBL_TIER_FILE, i) * plan->classes[i].page_bytes;
+    }
+    return NBL_OK;
+}
+
 /* Every cached page has a node, and so has every page that sequences hold; some more stay for pages that were evicted
  * while their successors live. */
 static nbl_status index_plan(nbl_plan *plan, nbl_error *err)
@@ -90,6 +107,8 @@ static nbl_status index_plan(nbl_plan *plan, nbl_error *err)
     if ((c->flags & NBL_CACHE_PREFIX) == 0)
         return nbl_value_check("", "prefix_roots_max", c->prefix_roots_max, 0, 0, err);
     plan->prefix_nodes = plan->pages + c->sequences_max;
+    for (uint32_t i = 0; i < plan->class_count; ++i)
+        plan->prefix_nodes += nbl_plan_slots(plan, NBL_TIER_HOST, i) + nbl_plan_slots(plan, NBL_TIER_FILE, i);
     NBL_TRY(nbl_value_check("", "prefix_roots_max", c->prefix_roots_max, 0, plan->pages, err));
     plan->prefix_roots = c->prefix_roots_max != 0 ? c->prefix_roots_max : c->sequences_max + plan->pages / 4u;
     return NBL_OK;
@@ -117,6 +136,7 @@ nbl_status nbl_plan_make(nbl_plan *plan, const nbl_cache_config *config, nbl_err
     NBL_TRY(nbl_plan_classes(plan, err));
     plan->config.rules = NULL; /* the caller's; all that they say is in the classes now */
     metadata_plan(plan);
+    NBL_TRY(tiers_plan(plan, err));
     NBL_TRY(index_plan(plan, err));
     centers_plan(plan);
     const uint32_t mib = plan->config.workspace_mib;
@@ -134,9 +154,14 @@ nbl_cache_stats nbl_plan_stats(const nbl_plan *plan)
     stats.workspace_bytes = plan->workspace_bytes;
     stats.total_bytes =
         plan->code_bytes + plan->scale_bytes + plan->center_bytes + plan->metadata.bytes + plan->workspace_bytes;
+    stats.host_bytes = plan->tier_bytes[0];
+    stats.file_bytes = plan->tier_bytes[1];
     stats.region_count = plan->class_count;
-    for (uint32_t i = 0; i < plan->class_count; ++i)
+    for (uint32_t i = 0; i < plan->class_count; ++i) {
         stats.pages_total[i] = plan->classes[i].page_count;
+        stats.host_pages_total += nbl_plan_slots(plan, NBL_TIER_HOST, i);
+        stats.file_pages_total += nbl_plan_slots(plan, NBL_TIER_FILE, i);
+    }
     return stats;
 }
 

@@ -430,6 +430,7 @@ static void bases_note(const append_work *w)
 static nbl_status append_run(append_work *w, nbl_error *err)
 {
     uint32_t runs = 0;
+    w->cache->stream = w->args->stream;
     pieces_cut(w);
     NBL_TRY(room_check(w, err));
     NBL_TRY(runs_cut(w, &runs, err));

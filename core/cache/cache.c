@@ -23,12 +23,14 @@ static void parts_close(nbl_cache *cache)
             cache->device->backend->memory_free(cache->device->inner, blocks[i]);
     }
     nbl_debug_close(cache);
+    nbl_tiers_close(cache);
     nbl_pages_close(&cache->pages);
     nbl_rows_close(&cache->rows);
     nbl_index_close(&cache->index);
     nbl_sequences_close(&cache->sequences);
     nbl_metadata_close(&cache->metadata);
     free(cache->changes.items);
+    free(cache->path);
     free(cache->pieces);
     free(cache->batch);
     free(cache->cuts);
@@ -62,10 +64,12 @@ static bool host_open(nbl_cache *cache)
     ok = nbl_index_open(&cache->index, plan) && ok;
     ok = nbl_metadata_open(&cache->metadata, plan, cache->metadata_block) && ok;
     cache->changes.items = malloc(plan->pages * sizeof *cache->changes.items);
+    cache->path = malloc(plan->sequence_pages_max * sizeof *cache->path);
     cache->pieces = malloc(2u * sequences * sizeof *cache->pieces);
     cache->batch = malloc(sequences * sizeof *cache->batch);
     cache->cuts = malloc((2u * sequences + 1u) * sizeof *cache->cuts);
-    return ok && cache->changes.items != NULL && cache->pieces != NULL && cache->batch != NULL && cache->cuts != NULL;
+    return ok && cache->changes.items != NULL && cache->path != NULL && cache->pieces != NULL && cache->batch != NULL &&
+           cache->cuts != NULL;
 }
 
 /* Lays the classes of all groups one after the other into the pools. */
@@ -143,6 +147,8 @@ static nbl_status parts_open(nbl_cache *cache, nbl_error *err)
     if (!host_open(cache))
         return NBL_REFUSE(err, NBL_E_NO_MEMORY, "no host memory for the sequences of the cache");
     pools_make(cache);
+    NBL_TRY(nbl_tiers_open(cache, err));
+    cache->plan.config.file_folder = NULL; /* the caller's */
     return nbl_debug_open(cache, err);
 }
 
@@ -159,6 +165,8 @@ nbl_status nbl_api_cache_create(nbl_device *device, const nbl_cache_config *conf
         return NBL_REFUSE(err, NBL_E_NO_MEMORY, "no host memory for the cache");
     cache->device = device;
     cache->plan = plan;
+    cache->tiers.file = -1;
+    cache->tiers.lost = NBL_NONE;
     pthread_mutex_init(&cache->mutex, NULL);
     const nbl_status status = parts_open(cache, err);
     if (status != NBL_OK) {

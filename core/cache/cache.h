@@ -98,6 +98,7 @@ typedef struct nbl_plan {
     uint64_t scale_bytes;
     uint64_t center_bytes;
     uint64_t workspace_bytes;
+    uint64_t tier_bytes[NBL_TIER_FILE]; /**< host memory and file space of the tiers */
 } nbl_plan;
 
 /** Checks a configuration and derives sizes from it.
@@ -224,7 +225,8 @@ typedef struct nbl_node {
     uint32_t pins;
     uint32_t priority;
     uint32_t place;
-    int32_t page; /**< or NBL_PAGE_NONE: evicted */
+    int32_t page;                  /**< in the device, or NBL_PAGE_NONE */
+    uint32_t slots[NBL_TIER_FILE]; /**< in the host tier and in the file, or NBL_NONE */
 } nbl_node;
 
 /** What a root stands for besides the tokens of the centre. */
@@ -245,13 +247,20 @@ typedef struct nbl_index {
     uint32_t bucket_mask;
     uint32_t *free_nodes, *free_roots; /**< stacks */
     uint32_t nodes_free, roots_free;
+    bool clearing; /**< evicted pages go to no tier */
 } nbl_index;
 
 bool nbl_index_open(nbl_index *index, const nbl_plan *plan);
 void nbl_index_close(nbl_index *index);
 
-/** A page of a node is about to be used for something else: tells the listener and forgets it. */
+/** A page of a node is about to be used for something else: moves its contents to a tier, or forgets them. */
 void nbl_index_evict(nbl_cache *cache, uint32_t node);
+/** Tells the listener. */
+void nbl_index_tell(nbl_cache *cache, uint32_t kind, uint32_t node, uint32_t tier);
+/** Tells whether the contents of a node's page are in any tier. */
+bool nbl_node_stored(const nbl_node *node);
+/** The contents of a node have left their last tier. */
+void nbl_index_lose(nbl_cache *cache, uint32_t node, uint32_t tier);
 
 /** A sequence stops standing at a node, NBL_NONE accepted. */
 void nbl_index_leave(nbl_cache *cache, uint32_t node);
@@ -259,6 +268,47 @@ void nbl_index_leave(nbl_cache *cache, uint32_t node);
 void nbl_index_enter(nbl_cache *cache, uint32_t node);
 /** Moves a sequence that now has fewer tokens back to the last node that they reach. */
 void nbl_index_retreat(nbl_cache *cache, uint32_t index);
+
+/* ------------------------------------------------------------------------------------------------ tiers.c */
+
+/** Places for pages of one class in a tier. */
+typedef struct nbl_slots {
+    uint32_t total;
+    uint32_t used;
+    uint32_t *free_stack;    /**< [total] */
+    uint32_t *nodes;         /**< [total] */
+    uint32_t *older, *newer; /**< [total] neighbours by last use */
+    uint32_t oldest, newest;
+    uint64_t begin; /**< byte of slot 0 in the tier */
+} nbl_slots;
+
+/** Host memory and a file for pages that were evicted from the device. */
+typedef struct nbl_tiers {
+    nbl_slots slots[NBL_TIER_FILE][NBL_CLASSES_MAX];
+    uint8_t *memory; /**< of the host tier */
+    int file;        /**< or -1 */
+    nbl_hash *sums;  /**< of the pages in the file, by slot, class after class */
+    uint8_t *page;   /**< one page on its way from the file */
+    uint32_t lost;   /**< node whose page did not come back from the file as it went, or NBL_NONE */
+} nbl_tiers;
+
+/** Host memory, then file space (nbl_tier) that a class gets, in pages. */
+uint32_t nbl_plan_slots(const nbl_plan *plan, uint32_t tier, uint32_t class_index);
+
+nbl_status nbl_tiers_open(nbl_cache *cache, nbl_error *err);
+void nbl_tiers_close(nbl_cache *cache);
+/** Copies a node's page from the device to the host tier, making room there. false: there is no room, or it failed. */
+bool nbl_tiers_put(nbl_cache *cache, uint32_t node);
+/** Copies a node's contents from a tier into a page of the device. false: they could not be read. */
+bool nbl_tiers_get(nbl_cache *cache, uint32_t node, int32_t page);
+/** Forgets the page in the file that nbl_tiers_get could not read. */
+void nbl_tiers_forget_lost(nbl_cache *cache);
+/** Forgets all pages that are not pinned. */
+void nbl_tiers_clear(nbl_cache *cache);
+/** Counts the slots again (NBL_E_STATE). */
+nbl_status nbl_tiers_verify(nbl_cache *cache, nbl_error *err);
+/** Takes a node's slots out of the order of last use, so that they stay, or puts them back as the last used. */
+void nbl_tiers_hold(nbl_cache *cache, uint32_t node, bool hold);
 
 /* ------------------------------------------------------------------------------------------------ sequences.c */
 
@@ -516,6 +566,10 @@ typedef struct nbl_cache_counters {
     uint64_t pages_unstored;
     uint64_t pages_evicted;
     uint64_t pages_demoted;
+    uint64_t pages_offloaded;
+    uint64_t pages_spilled;
+    uint64_t pages_restored;
+    uint64_t tier_failures;
 } nbl_cache_counters;
 
 struct nbl_cache {
@@ -533,11 +587,14 @@ struct nbl_cache {
     nbl_pages pages;
     nbl_rows rows;
     nbl_index index;
+    nbl_tiers tiers;
+    nbl_stream stream; /**< of the call at work; evictions copy on it */
     nbl_sequences sequences;
     nbl_metadata metadata;
     nbl_changes changes;
     nbl_cache_counters counters;
     nbl_piece *pieces;   /**< [2S] of the append at work */
+    uint32_t *path;      /**< [sequence_pages_max] nodes of the adoption at work */
     uint32_t *batch;     /**< [S] sequence indices of the call at work */
     uint32_t *cuts;      /**< [2S + 1] where the call is cut into backend calls */
     uint64_t page_epoch; /**< grows whenever a sequence's pages change */

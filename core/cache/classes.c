@@ -238,17 +238,20 @@ static nbl_status places_add(classes_work *w, uint32_t begin, uint32_t end, nbl_
     return NBL_OK;
 }
 
+/* The recent window is one, whatever runs of places it lies in. */
 static void pages_count(classes_work *w)
 {
     const nbl_plan *plan = w->plan;
+    uint64_t hot[NBL_CLASSES_MAX] = {0};
     uint32_t begin = 0;
     for (uint32_t i = 0; i < plan->place_count; begin = plan->places[i++].end) {
         const nbl_place_run *run = &plan->places[i];
         const uint64_t pages = pages_needed(&plan->config, begin, run->end - begin);
         w->pages[run->final_class] += pages;
-        if (run->class_index != run->final_class)
-            w->pages[run->class_index] += min_u64(pages, recent_pages(w));
+        hot[run->class_index] += run->class_index != run->final_class ? pages : 0;
     }
+    for (uint32_t c = 0; c < plan->class_count; ++c)
+        w->pages[c] += min_u64(hot[c], recent_pages(w));
 }
 
 /* ------------------------------------------------------------------------------------------------ groups */

@@ -171,7 +171,7 @@ static void node_prune(nbl_cache *cache, uint32_t node)
     while (node != NBL_NONE) {
         const nbl_node *n = &index->nodes[node];
         const uint32_t parent = n->parent;
-        if (n->page != NBL_PAGE_NONE || n->children > 0 || n->holders > 0 || n->pins > 0)
+        if (nbl_node_stored(n) || n->children > 0 || n->holders > 0 || n->pins > 0)
             return;
         node_unlink(index, node);
         if (is_root(cache, node)) {
@@ -194,7 +194,8 @@ static uint32_t root_add(const query *q, const nbl_hash *key, uint32_t row)
     index->roots[root] = (nbl_root){q->prefix.salt, q->basis, row};
     nbl_rows_share(&q->cache->rows, row);
     memcpy(tokens_of(q->cache, node), q->prefix.tokens, q->basis * sizeof *q->prefix.tokens);
-    node_link(index, node, (nbl_node){.key = *key, .parent = NBL_NONE, .page = NBL_PAGE_NONE});
+    node_link(index, node,
+              (nbl_node){.key = *key, .parent = NBL_NONE, .page = NBL_PAGE_NONE, .slots = {NBL_NONE, NBL_NONE}});
     return node;
 }
 
@@ -206,12 +207,14 @@ static uint32_t page_add(const query *q, uint32_t parent, uint32_t place, const 
         return NBL_NONE;
     const uint32_t node = index->free_nodes[--index->nodes_free];
     memcpy(tokens_of(q->cache, node), q->prefix.tokens + (size_t)place * page_tokens, page_tokens * sizeof(uint32_t));
-    node_link(index, node, (nbl_node){.key = *key, .parent = parent, .place = place, .page = NBL_PAGE_NONE});
+    node_link(index, node,
+              (nbl_node){
+                  .key = *key, .parent = parent, .place = place, .page = NBL_PAGE_NONE, .slots = {NBL_NONE, NBL_NONE}});
     index->nodes[parent].children++;
     return node;
 }
 
-static void event_tell(nbl_cache *cache, uint32_t kind, uint32_t node)
+void nbl_index_tell(nbl_cache *cache, uint32_t kind, uint32_t node, uint32_t tier)
 {
     const nbl_cache_config *config = &cache->plan.config;
     const nbl_node *n = &cache->index.nodes[node], *parent = &cache->index.nodes[n->parent];
@@ -224,18 +227,33 @@ static void event_tell(nbl_cache *cache, uint32_t kind, uint32_t node)
                                    .salt = root_of(cache, node)->salt,
                                    .tokens = tokens_of(cache, node),
                                    .page_tokens = config->shape.page_tokens,
-                                   .place = n->place};
+                                   .place = n->place,
+                                   .tier = tier};
     config->on_event(config->event_user, &event);
+}
+
+bool nbl_node_stored(const nbl_node *node)
+{
+    return node->page != NBL_PAGE_NONE || node->slots[0] != NBL_NONE || node->slots[1] != NBL_NONE;
+}
+
+void nbl_index_lose(nbl_cache *cache, uint32_t node, uint32_t tier)
+{
+    if (nbl_node_stored(&cache->index.nodes[node]))
+        return;
+    cache->counters.pages_evicted++;
+    nbl_index_tell(cache, NBL_EVENT_EVICTED, node, tier);
+    node_prune(cache, node);
 }
 
 void nbl_index_evict(nbl_cache *cache, uint32_t node)
 {
     nbl_node *n = &cache->index.nodes[node];
-    event_tell(cache, NBL_EVENT_EVICTED, node);
-    cache->counters.pages_evicted++;
+    if (!cache->index.clearing)
+        (void)nbl_tiers_put(cache, node);
     cache->pages.pages[n->page].node = NBL_NONE;
     n->page = NBL_PAGE_NONE;
-    node_prune(cache, node);
+    nbl_index_lose(cache, node, NBL_TIER_DEVICE);
 }
 
 void nbl_index_enter(nbl_cache *cache, uint32_t node)
@@ -307,7 +325,7 @@ static uint32_t walk(const query *q, uint32_t *out_node)
     while (node != NBL_NONE && place < places) {
         const nbl_hash next_key = page_key(q, node, place);
         node = page_find(q, node, place, &next_key);
-        if (node == NBL_NONE || q->cache->index.nodes[node].page == NBL_PAGE_NONE)
+        if (node == NBL_NONE || !nbl_node_stored(&q->cache->index.nodes[node]))
             break;
         *out_node = node;
         place++;
@@ -327,21 +345,66 @@ nbl_status nbl_api_prefix_match(nbl_cache *cache, const nbl_prefix *prefix, uint
 
 /* ------------------------------------------------------------------------------------------------ adopt */
 
-/* Gives an empty sequence the pages from the root to node. */
-static void pages_adopt(nbl_cache *cache, uint32_t index, uint32_t node, uint32_t places)
+/* The nodes from the root to node, by place. */
+static void path_fill(const nbl_cache *cache, uint32_t node, uint32_t places)
+{
+    for (uint32_t place = places; place-- > 0; node = cache->index.nodes[node].parent)
+        cache->path[place] = node;
+}
+
+/* Brings a page of a node that is in a tier only back into the device. */
+static bool page_bring(nbl_cache *cache, uint32_t node)
+{
+    nbl_node *n = &cache->index.nodes[node];
+    const uint32_t class_index = nbl_plan_place(&cache->plan, n->place)->final_class;
+    if (nbl_pages_available(cache, class_index) == 0)
+        return false;
+    const int32_t page = nbl_pages_take(cache, class_index);
+    if (!nbl_tiers_get(cache, node, page)) {
+        nbl_pages_release(cache, page);
+        return false;
+    }
+    n->page = page;
+    cache->pages.pages[page].node = node;
+    return true;
+}
+
+/* Takes a reference to each page of the path, bringing back those that are in a tier only; gives how many there are. A
+ * page that cannot be had ends the prefix. What is on the path stays where it is meanwhile. */
+static uint32_t path_take(nbl_cache *cache, uint32_t places)
+{
+    uint32_t taken = 0;
+    for (uint32_t place = 0; place < places; ++place) {
+        nbl_tiers_hold(cache, cache->path[place], true);
+        if (cache->index.nodes[cache->path[place]].page != NBL_PAGE_NONE)
+            nbl_pages_share(cache, cache->index.nodes[cache->path[place]].page);
+    }
+    while (taken < places &&
+           (cache->index.nodes[cache->path[taken]].page != NBL_PAGE_NONE || page_bring(cache, cache->path[taken])))
+        ++taken;
+    for (uint32_t place = places; place-- > 0;) {
+        nbl_tiers_hold(cache, cache->path[place], false);
+        if (place >= taken && cache->index.nodes[cache->path[place]].page != NBL_PAGE_NONE)
+            nbl_pages_release(cache, cache->index.nodes[cache->path[place]].page);
+    }
+    nbl_tiers_forget_lost(cache);
+    return taken;
+}
+
+/* Gives an empty sequence the pages of the path, to which path_take has taken references. */
+static void pages_adopt(nbl_cache *cache, uint32_t index, uint32_t places)
 {
     nbl_sequence *s = &cache->sequences.all[index];
     int32_t *pages = nbl_sequences_pages(&cache->sequences, index);
-    nbl_rows_share(&cache->rows, root_of(cache, node)->row);
+    const uint32_t node = cache->path[places - 1u], row = root_of(cache, node)->row;
+    nbl_rows_share(&cache->rows, row);
     nbl_rows_release(&cache->rows, s->row);
-    s->row = root_of(cache, node)->row;
+    s->row = row;
     s->node = node;
     s->published = s->page_count = s->cold = places;
     nbl_index_enter(cache, node);
-    for (uint32_t place = places; place-- > 0; node = cache->index.nodes[node].parent) {
-        pages[place] = cache->index.nodes[node].page;
-        nbl_pages_share(cache, pages[place]);
-    }
+    for (uint32_t place = 0; place < places; ++place)
+        pages[place] = cache->index.nodes[cache->path[place]].page;
     for (uint32_t layer = 0; layer < cache->sequences.layers; ++layer)
         *nbl_sequences_length(&cache->sequences, index, layer) = places * cache->plan.config.shape.page_tokens;
     cache->page_epoch++;
@@ -360,9 +423,12 @@ nbl_status nbl_api_seq_adopt(nbl_cache *cache, uint64_t sequence, const nbl_pref
                           nbl_sequences_tokens(&cache->sequences, index));
     const uint32_t most = cache->plan.config.sequence_tokens_max;
     q.prefix.count = q.prefix.count < most ? q.prefix.count : most;
-    const uint32_t places = walk(&q, &node);
+    const uint32_t found = walk(&q, &node);
+    cache->stream = q.prefix.stream;
+    path_fill(cache, node, found);
+    const uint32_t places = path_take(cache, found);
     if (places > 0)
-        pages_adopt(cache, index, node, places);
+        pages_adopt(cache, index, places);
     *out_tokens = places * cache->plan.config.shape.page_tokens;
     cache->counters.prefix_queries++;
     cache->counters.prefix_tokens += q.prefix.count;
@@ -398,7 +464,7 @@ static void page_attach(nbl_cache *cache, uint32_t node, int32_t page)
     n->page = page;
     cache->pages.pages[page].node = node;
     cache->counters.pages_stored++;
-    event_tell(cache, NBL_EVENT_STORED, node);
+    nbl_index_tell(cache, NBL_EVENT_STORED, node, NBL_TIER_DEVICE);
 }
 
 /* Publishes the page at a place under its parent; NBL_NONE if there is no room, or if the page is published already, by
@@ -587,7 +653,10 @@ nbl_status nbl_api_prefix_clear(nbl_cache *cache, nbl_error *err)
     NBL_TRY(nbl_cache_check(cache, err));
     if (cache->plan.prefix_nodes == 0)
         return NBL_REFUSE(err, NBL_E_INVALID, "the cache has no prefix index (needed: NBL_CACHE_PREFIX)");
+    cache->index.clearing = true;
     for (uint32_t c = 0; c < cache->plan.class_count; ++c)
         nbl_pages_evict_all(cache, c);
+    nbl_tiers_clear(cache);
+    cache->index.clearing = false;
     return NBL_OK;
 }

@@ -513,6 +513,7 @@ static nbl_status sequence_fill(work *w, nbl_error *err)
     nbl_sequence *s = &cache->sequences.all[w->index];
     const uint64_t center_bytes = nbl_center_bytes(&cache->plan.config.shape);
     int32_t *pages = nbl_sequences_pages(&cache->sequences, w->index);
+    cache->stream = nbl_stream_host;
     s->dropped = head_of(w)->dropped;
     s->loose = head_of(w)->loose != 0;
     s->page_count = head_of(w)->first_place;

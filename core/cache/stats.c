@@ -11,6 +11,8 @@ static void pages_sum(const nbl_cache *cache, nbl_cache_stats *stats)
         const nbl_page_stack *stack = &cache->pages.stacks[c];
         stats->pages_used[c] = stack->used;
         stats->pages_cached[c] = stack->total - stack->free - stack->used;
+        stats->host_pages_used += cache->tiers.slots[0][c].used;
+        stats->file_pages_used += cache->tiers.slots[1][c].used;
         stats->used_bytes += stack->used * cache->plan.classes[c].page_bytes;
     }
 }
@@ -26,6 +28,10 @@ static void counters_copy(const nbl_cache_counters *from, nbl_cache_stats *to)
     to->pages_unstored = from->pages_unstored;
     to->pages_evicted = from->pages_evicted;
     to->pages_demoted = from->pages_demoted;
+    to->pages_offloaded = from->pages_offloaded;
+    to->pages_spilled = from->pages_spilled;
+    to->pages_restored = from->pages_restored;
+    to->tier_failures = from->tier_failures;
 }
 
 nbl_status nbl_api_cache_stats(nbl_cache *cache, nbl_cache_stats *out_stats, nbl_error *err)

@@ -115,6 +115,10 @@ static const struct {
     COUNTER(pages_stored, "Pages published."),
     COUNTER(pages_unstored, "Pages not published because the index was full."),
     COUNTER(pages_evicted, "Published pages lost."),
+    COUNTER(pages_offloaded, "Evictions from the device that kept the contents in the host tier."),
+    COUNTER(pages_spilled, "Pages moved from the host tier to the file."),
+    COUNTER(pages_restored, "Pages brought back into the device."),
+    COUNTER(tier_failures, "Copies, reads or writes of tiers that failed."),
     COUNTER(prefix_queries, "Adoptions asked for."),
     COUNTER(prefix_tokens, "Tokens that adoptions asked for."),
     COUNTER(prefix_hit_tokens, "Tokens that adoptions got."),
@@ -155,6 +159,19 @@ static void bytes_add(text *t, const nbl_cache_stats *stats)
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; ++i)
         sample_add(t, "cache_bytes", (const label[]){{"tier", "device"}, {"kind", parts[i].kind}, {NULL, NULL}},
                    parts[i].bytes);
+    metric_end(t);
+}
+
+static void tiers_add(text *t, const nbl_cache_stats *stats)
+{
+    const label host[] = {{"tier", "host"}, {NULL, NULL}}, file[] = {{"tier", "file"}, {NULL, NULL}};
+    metric_begin(t, "cache_tier_bytes", "gauge", "Memory of the host tier and largest size of the file.");
+    sample_add(t, "cache_tier_bytes", host, stats->host_bytes);
+    sample_add(t, "cache_tier_bytes", file, stats->file_bytes);
+    metric_end(t);
+    metric_begin(t, "cache_tier_pages_used", "gauge", "Pages that a tier holds.");
+    sample_add(t, "cache_tier_pages_used", host, stats->host_pages_used);
+    sample_add(t, "cache_tier_pages_used", file, stats->file_pages_used);
     metric_end(t);
 }
 
@@ -215,6 +232,7 @@ nbl_status nbl_api_cache_stats_text(nbl_cache *cache, uint32_t format, char *buf
         text_add(&t, "{");
     numbers_add(&t, &stats);
     bytes_add(&t, &stats);
+    tiers_add(&t, &stats);
     pages_add(&t, cache, &stats);
     layers_add(&t, cache, "cache_layer_bytes", "Codes and scales of a layer.", false);
     layers_add(&t, cache, "cache_layer_used_bytes", "Codes and scales of a layer in pages in use.", true);

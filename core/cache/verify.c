@@ -173,6 +173,8 @@ nbl_status nbl_api_cache_verify(nbl_cache *cache, nbl_error *err)
     else
         status = recount_run(&r, err);
     if (status == NBL_OK)
+        status = nbl_tiers_verify(cache, err);
+    if (status == NBL_OK)
         status = nbl_debug_verify(cache, err);
     free(r.page_refs);
     free(r.page_free);

@@ -43,6 +43,7 @@ extern const nbl_command nbl_command_plan;
 extern const nbl_command nbl_command_attend;
 extern const nbl_command nbl_command_compare;
 extern const nbl_command nbl_command_bench;
+extern const nbl_command nbl_command_serve_sim;
 
 /** Reads argv[1..] into the command's values.
  *  Returns 0, NBL_EXIT_USAGE with a fault, or NBL_EXIT_HELP after printing the help. */

@@ -27,7 +27,8 @@ static const nbl_option plan_options[] = {
     {"batch", NBL_OPTION_U32, offsetof(plan_values, batch), 1, 1048576, "N", "sequences (default 1)"},
     {"page", NBL_OPTION_U32, offsetof(plan_values, page_tokens), 1, NBL_PAGE_TOKENS_MAX, "N",
      "tokens per page (default 64)"},
-    {"recipe", NBL_OPTION_TEXT, offsetof(plan_values, recipe), 0, 0, "LIST", "recipes (default: all)"},
+    {"recipe", NBL_OPTION_TEXT, offsetof(plan_values, recipe), 0, 0, "LIST",
+     "recipes or policies (default: all recipes)"},
     {"json", NBL_OPTION_FLAG, offsetof(plan_values, json), 0, 0, NULL, "print JSON"},
 };
 
@@ -48,27 +49,46 @@ static uint64_t bf16_bytes(const plan_values *values)
            (values->k_dim + values->v_dim);
 }
 
+static nbl_cache_config config_of(const plan_values *values, const nbl_policy *policy)
+{
+    nbl_cache_config c = NBL_INIT(nbl_cache_config);
+    c.shape.struct_size = (uint32_t)sizeof c.shape;
+    c.shape.layers = values->layers;
+    c.shape.kv_heads = values->kv_heads;
+    c.shape.k_dim = values->k_dim;
+    c.shape.v_dim = values->v_dim;
+    c.shape.page_tokens = values->page_tokens;
+    c.shape.k_hadamard = policy->k_hadamard;
+    c.shape.v_hadamard = policy->v_hadamard;
+    c.shape.centering = policy->centering;
+    c.k_format = policy->k_format;
+    c.v_format = policy->v_format;
+    c.sink_tokens = policy->sink_tokens;
+    c.rules = policy->rules;
+    c.rule_count = policy->rule_count;
+    c.sequences_max = values->batch;
+    c.tokens_max = (uint64_t)values->batch * values->kv_tokens;
+    c.sequence_tokens_max = values->kv_tokens;
+    return c;
+}
+
 static int plan_recipe(const nbl_api_v1 *api, const plan_values *values, const char *recipe, nbl_cache_stats *out_stats,
                        nbl_fault *fault)
 {
-    nbl_problem shape = {.q_tokens = 1,
-                         .q_heads = values->q_heads,
-                         .kv_tokens = values->kv_tokens,
-                         .kv_heads = values->kv_heads,
-                         .k_dim = values->k_dim,
-                         .v_dim = values->v_dim};
-    nbl_cache_config config;
-    nbl_recipe parsed;
+    const nbl_problem shape = {.q_tokens = 1,
+                               .q_heads = values->q_heads,
+                               .kv_tokens = values->kv_tokens,
+                               .kv_heads = values->kv_heads,
+                               .k_dim = values->k_dim,
+                               .v_dim = values->v_dim};
+    nbl_policy policy = NBL_INIT(nbl_policy);
     nbl_error err = NBL_INIT(nbl_error);
-    int code = nbl_problem_check(&shape, NBL_EXIT_USAGE, fault);
-    if (code == NBL_EXIT_OK)
-        code = nbl_cache_config_make(api, &shape, recipe, values->page_tokens, &config, &parsed, fault);
+    const int code = nbl_problem_check(&shape, NBL_EXIT_USAGE, fault);
     if (code != NBL_EXIT_OK)
         return code;
-    config.shape.layers = values->layers;
-    config.sequences_max = values->batch;
-    config.tokens_max = (uint64_t)values->batch * values->kv_tokens;
-    config.sequence_tokens_max = values->kv_tokens;
+    if (api->policy_parse(recipe, values->layers, values->k_dim, values->v_dim, &policy, &err) != NBL_OK)
+        return nbl_fault_from_api(fault, NBL_EXIT_USAGE, "--recipe", &err);
+    const nbl_cache_config config = config_of(values, &policy);
     *out_stats = (nbl_cache_stats)NBL_INIT(nbl_cache_stats);
     if (api->cache_plan(&config, out_stats, &err) != NBL_OK)
         return nbl_fault_from_api(fault, NBL_EXIT_USAGE, recipe, &err);

@@ -115,10 +115,11 @@ UNROLLED void qk_part(uint32_t format, const uint8_t *codes, const uint8_t *scal
 {
     uint32_t blocks_each = format == NBL_MXFP4 ? 2u : 1u; /* blocks of 16 that share a scale */
     uint32_t block_bytes = nbl_layout_code_bytes(format, 2u * BLOCK) / 2u * SIM_GROUP * blocks_each;
+    uint32_t lines = block_bytes / LINE; /* as if V had the format of K */
     const int32_t *words = q->words;
     const int32_t *offsets = q->offsets;
     for (uint32_t b = 0; b < q->dim / BLOCK; b += blocks_each) {
-        sim_prefetch(ahead, step * blocks_each);
+        sim_prefetch_lines(ahead, step * blocks_each / lines, lines);
         if (format == NBL_INT4P) {
             add_block_int4p(codes, scales, words, offsets, rows, halves, totals);
         } else if (format == NBL_INT8) {
@@ -235,6 +236,7 @@ UNROLLED void pv_part(uint32_t format, const sim_coded *v, const v_scales *scale
     uint32_t dim = nbl_layout_dim_padded(v->group[0].dim);
     uint32_t quad_bytes = nbl_layout_code_bytes(format, dim) * 4u;
     uint32_t step = v->ahead_bytes / (SIM_GROUP / 4u * (dim / 32u)) * wide;
+    uint32_t lines_ahead = format == NBL_INT8 ? 2u * wide : wide;
     __m512i sums[8][4];
     for (uint32_t r = 0; r < rows; ++r) {
         for (uint32_t i = 0; i < 2u * wide; ++i) {
@@ -246,7 +248,7 @@ UNROLLED void pv_part(uint32_t format, const sim_coded *v, const v_scales *scale
         const uint8_t *ahead = v->ahead[g] + (uint64_t)step * (SIM_GROUP / 4u) * (first / wide);
         for (uint32_t token = g * SIM_GROUP; token < (g + 1u) * SIM_GROUP; token += 4u) {
             __m512i lines[4];
-            sim_prefetch(ahead, step);
+            sim_prefetch_lines(ahead, step / lines_ahead, lines_ahead);
             load_lines(format, codes, scales, first, token, wide, lines);
             for (uint32_t r = 0; r < rows; ++r) {
                 __m512i weights = broadcast_dword(p + r * SIM_TILE + token);

@@ -11,6 +11,7 @@
 #include "transform.h"
 
 #include <immintrin.h>
+#include <stddef.h>
 
 #define LANES 8u
 #define BLOCK 16u /* elements of an int4p block */
@@ -111,7 +112,7 @@ static void hadamard_8(float *x)
 }
 
 /* The step h on eight pairs. */
-static void hadamard_step(float *x, uint32_t h)
+static void hadamard_step(float *x, size_t h)
 {
     __m256 a = _mm256_loadu_ps(x);
     __m256 b = _mm256_loadu_ps(x + h);
@@ -120,7 +121,7 @@ static void hadamard_step(float *x, uint32_t h)
 }
 
 /* The steps h and 2h on eight times four elements. */
-static void hadamard_two_steps(float *x, uint32_t h)
+static void hadamard_two_steps(float *x, size_t h)
 {
     __m256 a = _mm256_loadu_ps(x), b = _mm256_loadu_ps(x + h);
     __m256 c = _mm256_loadu_ps(x + 2u * h), d = _mm256_loadu_ps(x + 3u * h);
@@ -135,20 +136,21 @@ static void hadamard_two_steps(float *x, uint32_t h)
 /* NUM 4.1; blocks have at least 8 elements. */
 static void hadamard(float *x, uint32_t dim, uint32_t n)
 {
-    uint32_t h = LANES;
-    for (uint32_t d = 0; n != 0 && d < dim; d += LANES) {
-        hadamard_8(x + d);
+    const float *end = x + dim;
+    size_t h = LANES;
+    for (float *at = x; n != 0 && at < end; at += LANES) {
+        hadamard_8(at);
     }
     for (; 4u * h <= n; h *= 4u) {
-        for (uint32_t first = 0; first < dim; first += 4u * h) {
-            for (uint32_t i = first; i < first + h; i += LANES) {
-                hadamard_two_steps(x + i, h);
+        for (float *first = x; first < end; first += 4u * h) {
+            for (float *at = first; at < first + h; at += LANES) {
+                hadamard_two_steps(at, h);
             }
         }
     }
-    for (uint32_t first = 0; 2u * h <= n && first < dim; first += 2u * h) {
-        for (uint32_t i = first; i < first + h; i += LANES) {
-            hadamard_step(x + i, h);
+    for (float *first = x; 2u * h <= n && first < end; first += 2u * h) {
+        for (float *at = first; at < first + h; at += LANES) {
+            hadamard_step(at, h);
         }
     }
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Everything that needs a GPU, in one go: bits against the simulator, the conformance suite, the sanitizer, speed.
+# Everything that needs a GPU, in one go: its tensor core against the model, bits against the simulator, the conformance suite, the sanitizer, speed.
 #
 # usage: tests/bench/gpu.sh [BUILD]   BUILD: a build folder, made if it is not there and cmake and nvcc are
 #
@@ -35,6 +35,7 @@ build() {
   cmake --build "$BUILD" --parallel
 }
 
+probe() { "$BUILD/bin/mma-probe" 2; }
 differential() { NIBBLE_TEST_CASES=${NIBBLE_TEST_CASES:-2000} "$BUILD/bin/differential"; }
 
 conformance() {
@@ -67,6 +68,7 @@ bench() {
 
 step "build"
 build
+part "probe" probe
 part "differential" differential
 part "conformance" conformance
 part "sanitizer" sanitizer

@@ -153,6 +153,15 @@ static void failure_end(ledger *l)
     l->f.c.state->fail_operation = l->f.c.state->fail_copy = 0;
 }
 
+/* A page that cannot be brought back from a tier only makes the prefix shorter. */
+static void adopt_failing(ledger *l, uint32_t from, uint32_t into)
+{
+    failure_plan(l);
+    l->f.c.state->fail_operation = 0;
+    adopt_one(l, from, into);
+    failure_end(l);
+}
+
 static void step(ledger *l)
 {
     const uint32_t what = below(100), one = pick(l, true), none = pick(l, false);
@@ -168,7 +177,7 @@ static void step(ledger *l)
         if (what < 61 || none == LEDGER_SEQUENCES)
             publish_one(l, one);
         else
-            adopt_one(l, one, none);
+            adopt_failing(l, one, none);
     } else if (what < 69 && none < LEDGER_SEQUENCES) {
         fork_one(l, one, none);
     } else if (what < 78) {
@@ -194,6 +203,10 @@ static void run(nbl_cache_config config)
         if (i % CHECK_EVERY == 0)
             ledger_check(&l);
     }
+    const nbl_cache_stats stats = fixture_stats(&l.f);
+    cr_assert(operations < 5000 || config.host_bytes == 0 || (stats.pages_offloaded > 0 && stats.pages_restored > 0),
+              "the host tier was not used");
+    cr_assert(operations < 5000 || config.file_bytes == 0 || stats.pages_spilled > 0, "the file was not used");
     ledger_close(&l);
 }
 
@@ -290,5 +303,30 @@ Test(cache_model, debug_and_locked)
     config.append_tokens_max = 40;
     config.tokens_max = 200;
     config.sequence_tokens_max = 100;
+    run(config);
+}
+
+static nbl_cache_config tiers_config(void)
+{
+    nbl_cache_config config = ledger_config();
+    config.flags = NBL_CACHE_PREFIX;
+    config.tokens_max = 260;
+    config.host_bytes = 20000; /* some 20 pages */
+    return config;
+}
+
+Test(cache_model, host_tier)
+{
+    run(tiers_config());
+}
+
+Test(cache_model, host_and_file_tier)
+{
+    nbl_cache_config config = tiers_config();
+    config.host_bytes = 8000;
+    config.file_bytes = 30000;
+    config.file_folder = "/tmp";
+    config.shape.centering = NBL_CENTERING_MEAN;
+    config.center_tokens = 32;
     run(config);
 }

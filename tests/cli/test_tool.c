@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "harness.h"
 
@@ -37,7 +38,7 @@ static void assert_refused(tool_result result, int exit_code, const char *err_st
 
 Test(tool, help_and_version)
 {
-    static const char *const commands[] = {"info", "doctor", "plan", "attend", "compare", "bench"};
+    static const char *const commands[] = {"info", "doctor", "plan", "attend", "compare", "bench", "serve-sim"};
     tool_result top = TOOL("--help");
     cr_assert(top.exit_code == 0 && top.err[0] == '\0', "exit %d: %s", top.exit_code, top.err);
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
@@ -877,4 +878,65 @@ Test(tool, bench_cold_goes_round_copies)
     cr_assert(number_at(list, "0.cache_copies") > 1.0, "one copy");
     cr_assert(number_at(list, "0.median_ms") == number_at(list, "0.min_ms"), "the median of one run is that run");
     json_decref(list);
+}
+
+/* ------------------------------------------------------------------------------------------------ serve-sim */
+
+static json_int_t serve_number(const json_t *json, const char *key)
+{
+    const json_t *value = json_object_get(json, key);
+    cr_assert(json_is_integer(value), "%s is missing", key);
+    return json_integer_value(value);
+}
+
+#define SERVE "serve-sim", "--backend", "sim", "--threads", "1", "--json"
+
+/* Every attend equals a recomputation, under pressure, with windows, tiers, forks and drafts. */
+Test(tool, serve_sim_never_differs_from_a_recomputation)
+{
+    static const struct {
+        const char *policy, *tokens, *host, *key;
+    } rows[] = {{"kv4,sinks=16", "700", "0", "pages_evicted"},
+                {"kv4,recent=40,layers=last1:kv8", "1500", "0", "pages_demoted"},
+                {"mxkv4,sinks=0", "600", "400", "pages_restored"}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        tool_result result = TOOL(SERVE, "--requests", "40", "--policy", rows[i].policy, "--tokens", rows[i].tokens,
+                                  "--host-kib", rows[i].host);
+        cr_assert_eq(result.exit_code, 0, "exit %d: %s", result.exit_code, result.err);
+        json_t *json = json_loads(result.out, 0, NULL);
+        cr_assert_not_null(json, "no JSON: %s", result.out);
+        cr_assert_eq(serve_number(json, "attends_wrong"), 0, "wrong attends");
+        cr_assert_gt(serve_number(json, "attends_checked"), 1000, "attends");
+        cr_assert_eq(serve_number(json, "requests"), 40, "requests");
+        cr_assert_gt(serve_number(json, rows[i].key), 0, "%s", rows[i].key);
+        cr_assert_gt(serve_number(json, "rolled_back_tokens"), 0, "drafts");
+        cr_assert(json_real_value(json_object_get(json, "hit_rate")) > 0.3, "hit rate");
+        json_decref(json);
+        tool_free(&result);
+    }
+}
+
+Test(tool, serve_sim_reads_a_trace)
+{
+    char path[] = "/tmp/nibble-trace-XXXXXX";
+    const int file = mkstemp(path);
+    cr_assert_geq(file, 0, "no temporary file");
+    static const char text[] =
+        "# arrival prefix prefix-tokens prompt-tokens output-tokens\n0 0 64 80 5\n\n3 0 64 90 6\n";
+    cr_assert_eq(write(file, text, sizeof text - 1), (ssize_t)sizeof text - 1, "write");
+    tool_result result = TOOL(SERVE, "--trace", path);
+    cr_assert_eq(result.exit_code, 0, "exit %d: %s", result.exit_code, result.err);
+    cr_assert(strstr(result.out, "\"requests\": 2") != NULL, "%s", result.out);
+    tool_free(&result);
+    static const char bad[] = "4 0 64 63 5\n";
+    cr_assert_eq(write(file, bad, sizeof bad - 1), (ssize_t)sizeof bad - 1, "write");
+    char start[128];
+    snprintf(start, sizeof start, "nibble: %s:5: needed are five numbers", path);
+    assert_refused(TOOL(SERVE, "--trace", path), 4, start);
+    close(file);
+    remove(path);
+    assert_refused(TOOL(SERVE, "--trace", path), 4, "nibble: ");
+    assert_refused(TOOL(SERVE, "--tokens", "50"), 2, "nibble: --tokens: 50 is less than the longest request");
+    assert_refused(TOOL(SERVE, "--policy", "kv4,x=1"), 2, "nibble: --policy: policy modifier \"x=1\" is unknown");
+    assert_refused(TOOL(SERVE, "--hq", "3"), 2, "nibble: --hq: 3 is not a multiple of --hkv 2");
 }

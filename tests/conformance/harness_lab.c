@@ -126,12 +126,33 @@ static void read_stream(lab *l)
         l->stream.handle = NBL_STREAM_CUDA_PER_THREAD;
 }
 
+/* A backend that can do nothing at all, such as the template in backends/null, has nothing to be tested for. */
+static void skip_if_idle(lab *l)
+{
+    nbl_error err = NBL_INIT(nbl_error);
+    nbl_kv_shape shape = NBL_INIT(nbl_kv_shape);
+    nbl_op_desc op = NBL_INIT(nbl_op_desc);
+    shape.layers = shape.kv_heads = 1;
+    shape.k_dim = shape.v_dim = 64;
+    shape.page_tokens = 64;
+    op.shape = &shape;
+    op.k_format = op.v_format = op.dst_k_format = op.dst_v_format = NBL_INT8;
+    op.q_heads = op.batch_max = op.q_tokens_max = op.q_len_max = op.kv_len_max = 1;
+    op.in_dtype = op.out_dtype = NBL_F32;
+    for (op.op = NBL_OP_APPEND; op.op <= NBL_OP_MERGE; op.op++)
+        if (l->api->supports(l->device, &op, &err) != NBL_E_UNSUPPORTED)
+            return;
+    lab_close(l);
+    cr_skip_test("the backend can do nothing: %s", err.message);
+}
+
 void lab_open(lab *l)
 {
     nbl_error err = NBL_INIT(nbl_error);
     load(l);
     lab_expect(l->api->open(l->runtime, NULL, &l->device, &err), NBL_OK, "open", &err);
     read_stream(l);
+    skip_if_idle(l);
 }
 
 bool lab_open_with(lab *l, const char *isa, uint32_t threads)
@@ -146,6 +167,7 @@ bool lab_open_with(lab *l, const char *isa, uint32_t threads)
     nbl_status status = l->api->open(l->runtime, &options, &l->device, &err);
     if (status == NBL_OK) {
         read_stream(l);
+        skip_if_idle(l);
         return true;
     }
     cr_assert(status == NBL_E_UNSUPPORTED || status == NBL_E_INVALID, "open refuses isa %s, threads %u with %d: %s",

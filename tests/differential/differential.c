@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define BATCH_MAX 5u
@@ -17,7 +18,7 @@
 static const uint32_t dims[] = {16, 24, 64, 64, 72, 80, 96, 128, 128, 128, 128, 192, 256, 512};
 static const uint32_t page_sizes[] = {1, 3, 5, 8, 16, 16, 30, 32, 33, 64, 64, 128, 128, 256};
 static const uint32_t groups[] = {1, 2, 3, 4, 4, 5, 7, 8, 8, 16};
-static const uint32_t formats[] = {NBL_INT8, NBL_MXFP4, NBL_MXFP4_16, NBL_INT4P};
+static const uint32_t formats[] = {NBL_INT8, NBL_MXFP4, NBL_INT4P, NBL_MXFP4_16}; /* the last is not for is_decode */
 static const uint32_t float_formats[] = {NBL_FORMAT_BF16, NBL_FP8_E4M3, NBL_NVFP4,
                                          NBL_FORMAT_BF16, NBL_INT8,     NBL_INT4P};
 static const uint32_t dtypes[] = {NBL_F32, NBL_F16, NBL_BF16, NBL_BF16};
@@ -42,6 +43,7 @@ typedef struct trial {
     uint32_t in_dtype;
     uint32_t out_dtype;
     uint32_t states; /* chunks asked for, 0: none */
+    bool is_decode;  /* shaped for the fast decode kernels, which take only some shapes */
     array *codes[REGIONS_MAX], *scales[REGIONS_MAX], *head_scales[2];
     array *slots, *table, *kv_indptr, *q_indptr, *kv_lens, *center_codes, *center_exponents, *center_shifts, *stats;
     array *k, *v, *q, *o, *lse, *state_head, *state_o;
@@ -93,6 +95,21 @@ static void random_shape(trial *t)
     t->out_dtype = world_choice(w, dtypes, COUNT(dtypes));
 }
 
+/* Few rows per kv head, pages of whole 32-token groups, common head dims. */
+static void narrow_to_decode(trial *t)
+{
+    static const uint32_t decode_dims[] = {64, 128, 128, 128, 256};
+    static const uint32_t decode_pages[] = {32, 64, 64, 96, 128, 256};
+    static const uint32_t decode_groups[] = {1, 2, 3, 4, 4, 5, 7, 8, 8};
+    world *w = t->w;
+    t->is_decode = true;
+    t->shape.k_dim = t->shape.v_dim = world_choice(w, decode_dims, COUNT(decode_dims));
+    t->shape.page_tokens = world_choice(w, decode_pages, COUNT(decode_pages));
+    t->shape.k_hadamard = random_hadamard(w, t->shape.k_dim);
+    t->shape.v_hadamard = random_hadamard(w, t->shape.v_dim);
+    t->q_heads = t->shape.kv_heads * world_choice(w, decode_groups, COUNT(decode_groups));
+}
+
 static void random_lengths(trial *t)
 {
     world *w = t->w;
@@ -102,13 +119,17 @@ static void random_lengths(trial *t)
         t->kv_len[b] = random_length(w, most);
         uint32_t decode = 1u + world_below(w, 4);
         t->q_len[b] = world_below(w, 8) == 0 ? 0u : world_below(w, 3) != 0 ? decode : random_length(w, 200);
+        if (t->is_decode) {
+            uint32_t rows = 8u * t->shape.kv_heads / t->q_heads;
+            t->q_len[b] = t->q_len[b] % (rows + 1u);
+        }
         t->kv_len_max = t->kv_len[b] > t->kv_len_max ? t->kv_len[b] : t->kv_len_max;
         t->q_len_max = t->q_len[b] > t->q_len_max ? t->q_len[b] : t->q_len_max;
         t->tokens += t->kv_len[b];
         t->q_tokens += t->q_len[b];
     }
     t->kv_len_max += world_below(w, 2) * world_below(w, 3000);
-    t->q_len_max += world_below(w, 2) * 3u;
+    t->q_len_max += t->is_decode ? 0u : world_below(w, 2) * 3u;
     t->states = world_below(w, 3) == 0 ? (t->kv_len_max + NBL_CHUNK_TOKENS - 1u) / NBL_CHUNK_TOKENS : 0u;
 }
 
@@ -128,12 +149,13 @@ static void describe(trial *t, uint32_t number)
 /* ------------------------------------------------------------------------------------------------ arrays */
 
 /* A format of one side: of the integer core, or of a pool that the float core serves; fp16 is in all regions or none. */
-static uint32_t random_format(world *w, bool is_float, bool is_fp16)
+static uint32_t random_format(const trial *t, bool is_float, bool is_fp16)
 {
     if (is_fp16) {
         return NBL_FORMAT_FP16;
     }
-    return is_float ? world_choice(w, float_formats, COUNT(float_formats)) : world_choice(w, formats, COUNT(formats));
+    return is_float ? world_choice(t->w, float_formats, COUNT(float_formats))
+                    : world_choice(t->w, formats, COUNT(formats) - t->is_decode);
 }
 
 static bool pool_is_float(const trial *t)
@@ -145,10 +167,17 @@ static bool pool_is_float(const trial *t)
     return any;
 }
 
+/* NIBBLE_TEST_FORMATS=float: every pool is one of the float core, but for the decode kernels' own cases. */
+static bool only_float(void)
+{
+    const char *text = getenv("NIBBLE_TEST_FORMATS");
+    return text != NULL && strcmp(text, "float") == 0;
+}
+
 static void make_pool(trial *t)
 {
     uint32_t pages_needed = 0;
-    bool is_float = world_below(t->w, 3) == 0;
+    bool is_float = !t->is_decode && (world_below(t->w, 3) == 0 || only_float());
     bool k_fp16 = is_float && world_below(t->w, 4) == 0, v_fp16 = is_float && world_below(t->w, 4) == 0;
     for (uint32_t b = 0; b < t->batch; ++b) {
         pages_needed += (t->kv_len[b] + t->shape.page_tokens - 1u) / t->shape.page_tokens;
@@ -158,8 +187,8 @@ static void make_pool(trial *t)
     for (uint32_t r = 0; r < t->region_count; ++r) {
         nbl_page_layout layout = NBL_INIT(nbl_page_layout);
         nbl_error err = NBL_INIT(nbl_error);
-        t->k_format[r] = random_format(t->w, is_float, k_fp16);
-        t->v_format[r] = random_format(t->w, is_float, v_fp16);
+        t->k_format[r] = random_format(t, is_float, k_fp16);
+        t->v_format[r] = random_format(t, is_float, v_fp16);
         world_expect(t->w, &t->w->sides[0],
                      t->w->api->kv_layout(&t->shape, t->k_format[r], t->v_format[r], &layout, &err), &err, "kv_layout");
         t->codes[r] = world_array(t->w, layout.code_page_bytes * t->pages * t->shape.layers);
@@ -388,7 +417,7 @@ static nbl_attend_args random_mask(trial *t, array *heads[2], array **tree)
         a.window_right = world_below(w, 100);
     }
     a.sm_scale = world_below(w, 3) == 0 ? 0.0f : 0.02f + 0.01f * (float)world_below(w, 40);
-    a.soft_cap = (t->shape.centering & NBL_CENTERING_MEAN) == 0 && world_below(w, 4) == 0
+    a.soft_cap = !t->is_decode && (t->shape.centering & NBL_CENTERING_MEAN) == 0 && world_below(w, 4) == 0
                      ? 5.0f + (float)world_below(w, 50)
                      : 0.0f;
     if (world_below(w, 5) == 0) {
@@ -397,7 +426,7 @@ static nbl_attend_args random_mask(trial *t, array *heads[2], array **tree)
     }
     for (uint32_t k = 0; k < 2u; ++k) {
         heads[k] = NULL;
-        if (world_below(w, 3) == 0) {
+        if (world_below(w, 3) == 0 && !(t->is_decode && k == 0)) {
             heads[k] = world_array(w, t->q_heads * sizeof(float));
             for (uint32_t h = 0; h < t->q_heads; ++h) {
                 ((float *)(void *)heads[k]->host)[h] = world_normal(w) * (k == 0 ? 0.1f : 3.0f);
@@ -406,7 +435,7 @@ static nbl_attend_args random_mask(trial *t, array *heads[2], array **tree)
         }
     }
     *tree = NULL;
-    if (world_below(w, 5) == 0 && t->q_len_max > 0 && heads[0] == NULL &&
+    if (world_below(w, 5) == 0 && !t->is_decode && t->q_len_max > 0 && heads[0] == NULL &&
         (a.flags & (NBL_ATTEND_WINDOW_LEFT | NBL_ATTEND_WINDOW_RIGHT)) == 0) { /* slots of a tree are no positions */
         a.tree_mask_stride = (t->q_len_max + 31u) / 32u;
         *tree = world_array(w, (uint64_t)t->q_tokens * a.tree_mask_stride * sizeof(uint32_t));
@@ -585,6 +614,9 @@ static void run_case(world *w, uint64_t seed, uint32_t number)
     trial t = {.w = w};
     w->random = seed * 0x9E3779B97F4A7C15u + number;
     random_shape(&t);
+    if (number % 2u != 0) {
+        narrow_to_decode(&t);
+    }
     random_lengths(&t);
     make_pool(&t);
     describe(&t, number);

@@ -25,6 +25,16 @@ def check_tool(prefix: Path) -> None:
         expect("completion", line, "ok")
 
 
+def check_template(prefix: Path, work: Path) -> None:
+    """The template for backends, built alone against the installed tree, loads."""
+    source = HERE.parents[1] / "backends" / "null"
+    run("cmake", "-S", source, "-B", work, f"-DCMAKE_PREFIX_PATH={prefix}")
+    run("cmake", "--build", work)
+    text = run(prefix / "bin" / "nibble", "info", "--backend", "null", "--backend-dir", work)
+    if f"{work}/libnibble-backend-null.so.1" not in text:
+        sys.exit(f"the template does not load:\n{text}")
+
+
 def check_missing(prefix: Path) -> None:
     """Without the backend, the message says what is missing and where it was looked for."""
     tool, library = prefix / "bin" / "nibble", only(prefix, "libnibble.so.1").parent
@@ -45,6 +55,7 @@ def main(build: Path) -> None:
         first.rename(second)
         check_tool(second)
         check_consumers(second, work / "user")
+        check_template(second, work / "template")
         check_missing(second)
     print("prefix: installed, used, moved, used, and missed")
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A plain program, for sanitizers of leaks too: closes and opens the runtime while the simulator's threads are alive,
- * and leaves without tidying up, in the way its argument names. Exits with 0 if all went well.
+/* A plain program, for sanitizers of leaks too: closes and opens the runtime while the backend's threads are alive, and
+ * leaves in the way its argument names: tidily, with a device open, with work on its stream, or from another thread.
+ * Exits with 0 if all went well.
  *
- * unload LIBRARY tidy|leave|thread|plugin PLUGIN
+ * unload LIBRARY tidy|leave|pending|thread|plugin PLUGIN
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -55,10 +56,25 @@ static int close_under_a_device(void)
     return nbl_client_close(&client, &err) == NBL_OK ? 0 : fail("close", &err);
 }
 
+/* Leaves work on the stream. */
+static int leave_pending(void)
+{
+    static nbl_client client;
+    small_problem problem;
+    nbl_error err = NBL_INIT(nbl_error);
+    if (nbl_client_open(&client, library, &err) != NBL_OK || nbl_client_device(&client, "sim", &err) != NBL_OK ||
+        small_open(&client, &problem, &err) != NBL_OK)
+        return fail("open", &err);
+    for (int i = 0; i < 200; i++)
+        if (small_attend(&problem, &err) != NBL_OK)
+            return fail("attend", &err);
+    return 0;
+}
+
 static void *leave_from_thread(void *unused)
 {
     (void)unused;
-    exit(live(0));
+    exit(leave_pending());
 }
 
 /* The engine's own plugin brings its own copy of the client. */
@@ -89,6 +105,8 @@ int main(int argc, char **argv)
         return 1;
     if (strcmp(argv[2], "leave") == 0)
         return live(0);
+    if (strcmp(argv[2], "pending") == 0)
+        return leave_pending();
     if (strcmp(argv[2], "plugin") == 0)
         return argc == 4 ? run_plugin(argv[3]) || live(1) : 2;
     if (strcmp(argv[2], "thread") != 0)

@@ -149,10 +149,15 @@ typedef struct nbl_policy {
 
 /** What happened to a page of the prefix index. */
 enum nbl_event_kind {
-    NBL_EVENT_STORED = 1,  /**< published: it can be found from now on */
-    NBL_EVENT_EVICTED = 2, /**< its contents are gone */
+    NBL_EVENT_STORED = 1,    /**< published: it can be found from now on */
+    NBL_EVENT_EVICTED = 2,   /**< its contents are gone */
+    NBL_EVENT_OFFLOADED = 3, /**< they have moved to the tier named */
+    NBL_EVENT_RESTORED = 4,  /**< they are in the device again, from the tier named */
     NBL_EVENT_MAX_ENUM = 0x7fffffff
 };
+
+/** Where the contents of a published page are. */
+enum nbl_tier { NBL_TIER_DEVICE = 0, NBL_TIER_HOST = 1, NBL_TIER_FILE = 2, NBL_TIER_MAX_ENUM = 0x7fffffff };
 
 /** One event; all of it is valid during the callback only. */
 typedef struct nbl_cache_event {
@@ -164,6 +169,8 @@ typedef struct nbl_cache_event {
     const uint32_t *tokens; /**< [page_tokens] */
     uint32_t page_tokens;
     uint32_t place; /**< 0 for the first page of a sequence */
+    uint32_t tier;  /**< enum nbl_tier; with NBL_EVENT_EVICTED the last one it was in */
+    uint32_t reserved;
 } nbl_cache_event;
 
 /** Managed cache. */
@@ -190,6 +197,11 @@ typedef struct nbl_cache_config {
     uint32_t rule_count;          /**< 0..NBL_RULES_MAX */
     uint32_t append_tokens_max;   /**< since 1.1: with NBL_SCOPE_RECENT, tokens that one step appends to all sequences
                                        together (all of them are recent at first); 0: 2048, or tokens_max if that is less */
+    uint64_t host_bytes; /**< since 1.1: with NBL_CACHE_PREFIX, most host memory for evicted pages, split over the kinds
+                              of pages as the device's is; 0: none. Counted apart from device memory */
+    uint64_t file_bytes; /**< since 1.1: with host_bytes, most file space for pages that leave host memory; 0: none */
+    const char *file_folder; /**< since 1.1: folder of that file, needed with file_bytes. The file has no name: it goes
+                                  with the cache, or with the process, however that ends */
 } nbl_cache_config;
 
 /** Tokens that name a prefix, since 1.1. Two prefixes are the same if salt, tokens and the tokens that the centre comes
@@ -233,6 +245,16 @@ typedef struct nbl_cache_stats {
     uint64_t pages_unstored;           /**< since 1.1: pages not published because the index was full */
     uint64_t pages_evicted;            /**< since 1.1: published pages lost */
     uint64_t pages_demoted;            /**< since 1.1: pages transcoded because they left the recent window */
+    uint64_t host_bytes; /**< since 1.1: memory of the host tier, allocated at creation; not in total_bytes */
+    uint64_t file_bytes; /**< since 1.1: largest size of the file tier */
+    uint32_t host_pages_total;
+    uint32_t host_pages_used; /**< a page may be in the device and in tiers at the same time */
+    uint32_t file_pages_total;
+    uint32_t file_pages_used;
+    uint64_t pages_offloaded; /**< since 1.1: evictions from the device that kept the contents in the host tier */
+    uint64_t pages_spilled;   /**< since 1.1: pages moved from the host tier to the file */
+    uint64_t pages_restored;  /**< since 1.1: pages brought back into the device */
+    uint64_t tier_failures; /**< since 1.1: copies, reads or writes of tiers that failed; the page counts as evicted */
 } nbl_cache_stats;
 
 /** One sequence's part of a batched append. */
@@ -469,7 +491,8 @@ typedef struct nbl_api_v1 {
 
     /** Copies bytes between host and device, or within the device; the ranges do not overlap.
      *
-     * Ordering   in the order of stream. Host memory must stay valid until the stream has passed the copy.
+     * Ordering   in the order of stream. Host memory must stay valid until the stream has passed the copy. With
+     *            NBL_STREAM_HOST, which every backend takes here, it has finished when the call returns.
      * @param kind  enum nbl_copy_kind
      * @retval NBL_OK         also for 0 bytes
      * @retval NBL_E_INVALID  dst or src is NULL, kind or the kind of stream is unknown

@@ -362,7 +362,7 @@ NBL_ASSERT_FIELD(nbl_recipe, name, 48);
 NBL_ASSERT_FIELD(nbl_recipe, scale_rule, 80);
 NBL_ASSERT_FIELD(nbl_recipe, reserved_end, 84);
 
-NBL_STATIC_ASSERT(sizeof(nbl_cache_config) == 160u, "size of nbl_cache_config");
+NBL_STATIC_ASSERT(sizeof(nbl_cache_config) == 184u, "size of nbl_cache_config");
 NBL_ASSERT_FIELD(nbl_cache_config, struct_size, 0);
 NBL_ASSERT_FIELD(nbl_cache_config, flags, 4);
 NBL_ASSERT_FIELD(nbl_cache_config, next, 8);
@@ -382,8 +382,11 @@ NBL_ASSERT_FIELD(nbl_cache_config, event_user, 136);
 NBL_ASSERT_FIELD(nbl_cache_config, rules, 144);
 NBL_ASSERT_FIELD(nbl_cache_config, rule_count, 152);
 NBL_ASSERT_FIELD(nbl_cache_config, append_tokens_max, 156);
+NBL_ASSERT_FIELD(nbl_cache_config, host_bytes, 160);
+NBL_ASSERT_FIELD(nbl_cache_config, file_bytes, 168);
+NBL_ASSERT_FIELD(nbl_cache_config, file_folder, 176);
 
-NBL_STATIC_ASSERT(sizeof(nbl_cache_stats) == 296u, "size of nbl_cache_stats");
+NBL_STATIC_ASSERT(sizeof(nbl_cache_stats) == 360u, "size of nbl_cache_stats");
 NBL_ASSERT_FIELD(nbl_cache_stats, struct_size, 0);
 NBL_ASSERT_FIELD(nbl_cache_stats, flags, 4);
 NBL_ASSERT_FIELD(nbl_cache_stats, next, 8);
@@ -410,6 +413,16 @@ NBL_ASSERT_FIELD(nbl_cache_stats, pages_stored, 264);
 NBL_ASSERT_FIELD(nbl_cache_stats, pages_unstored, 272);
 NBL_ASSERT_FIELD(nbl_cache_stats, pages_evicted, 280);
 NBL_ASSERT_FIELD(nbl_cache_stats, pages_demoted, 288);
+NBL_ASSERT_FIELD(nbl_cache_stats, host_bytes, 296);
+NBL_ASSERT_FIELD(nbl_cache_stats, file_bytes, 304);
+NBL_ASSERT_FIELD(nbl_cache_stats, host_pages_total, 312);
+NBL_ASSERT_FIELD(nbl_cache_stats, host_pages_used, 316);
+NBL_ASSERT_FIELD(nbl_cache_stats, file_pages_total, 320);
+NBL_ASSERT_FIELD(nbl_cache_stats, file_pages_used, 324);
+NBL_ASSERT_FIELD(nbl_cache_stats, pages_offloaded, 328);
+NBL_ASSERT_FIELD(nbl_cache_stats, pages_spilled, 336);
+NBL_ASSERT_FIELD(nbl_cache_stats, pages_restored, 344);
+NBL_ASSERT_FIELD(nbl_cache_stats, tier_failures, 352);
 
 NBL_ASSERT_SIZE(nbl_cache_append_args);
 NBL_ASSERT_FIELD(nbl_cache_append_args, struct_size, 0);
@@ -459,7 +472,7 @@ NBL_ASSERT_FIELD(nbl_prefix, priority, 40);
 NBL_ASSERT_FIELD(nbl_prefix, reserved, 44);
 NBL_ASSERT_FIELD(nbl_prefix, stream, 48);
 
-NBL_ASSERT_SIZE(nbl_cache_event);
+NBL_STATIC_ASSERT(sizeof(nbl_cache_event) == 72u, "size of nbl_cache_event");
 NBL_ASSERT_FIELD(nbl_cache_event, struct_size, 0);
 NBL_ASSERT_FIELD(nbl_cache_event, kind, 4);
 NBL_ASSERT_FIELD(nbl_cache_event, key, 8);
@@ -468,6 +481,8 @@ NBL_ASSERT_FIELD(nbl_cache_event, salt, 40);
 NBL_ASSERT_FIELD(nbl_cache_event, tokens, 48);
 NBL_ASSERT_FIELD(nbl_cache_event, page_tokens, 56);
 NBL_ASSERT_FIELD(nbl_cache_event, place, 60);
+NBL_ASSERT_FIELD(nbl_cache_event, tier, 64);
+NBL_ASSERT_FIELD(nbl_cache_event, reserved, 68);
 
 NBL_ASSERT_SIZE(nbl_policy_rule);
 NBL_ASSERT_FIELD(nbl_policy_rule, layer_begin, 0);

@@ -123,7 +123,8 @@ typedef struct nbl_backend_v1 {
      */
     void (*memory_free)(nbl_device *device, void *memory);
 
-    /** Copies bytes > 0, ranges checked for NULL and overlap, kind and stream.kind for their values. REQUIRED.
+    /** Copies bytes > 0, ranges checked for NULL and overlap, kind and stream.kind for their values. NBL_STREAM_HOST
+     *  must be taken, whatever caps say of streams: then the copy has finished when the call returns. REQUIRED.
      * @since backend ABI 1.0
      */
     nbl_status (*memory_copy)(nbl_device *device, void *dst, const void *src, uint64_t bytes, uint32_t kind,

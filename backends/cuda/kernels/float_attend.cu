@@ -570,14 +570,9 @@ template <uint32_t V> __device__ void do_whole_item(const attend_params &p, cons
 
 /* ------------------------------------------------------------------------------------------------ kernel */
 
-__host__ __device__ size_t tile_bytes(const attend_params *p)
+__host__ __device__ size_t tile_bytes(uint32_t k_dim_padded, uint32_t v_dim_padded)
 {
-    return (size_t)CUDA_TILE_TOKENS * 2u * (p->k_dim_padded > p->v_dim_padded ? p->k_dim_padded : p->v_dim_padded);
-}
-
-__host__ __device__ size_t memory_bytes(const attend_params *p)
-{
-    return sizeof(fixed_memory) + tile_bytes(p) + (size_t)ROWS * (p->k_dim_padded + UNIT) * 2u;
+    return (size_t)CUDA_TILE_TOKENS * 2u * (k_dim_padded > v_dim_padded ? k_dim_padded : v_dim_padded);
 }
 
 template <uint32_t V>
@@ -587,7 +582,7 @@ __global__ void __launch_bounds__(THREADS, 1) float_kernel(const __grid_constant
     memory m;
     m.fixed = (fixed_memory *)(void *)dynamic;
     m.tile = (uint4 *)(void *)(m.fixed + 1);
-    m.q = (uint16_t *)(void *)(m.tile + tile_bytes(&p) / sizeof(uint4));
+    m.q = (uint16_t *)(void *)(m.tile + tile_bytes(p.k_dim_padded, p.v_dim_padded) / sizeof(uint4));
     m.q_stride = p.k_dim_padded + UNIT;
     uint32_t parts = p.split ? p.chunks : 1u;
     uint32_t n = blockIdx.x % parts;
@@ -614,7 +609,7 @@ template <uint32_t V> cudaError_t launch(const attend_params *p, cudaStream_t st
     uint64_t rows = (uint64_t)p->q_len_max * p->group_rows;
     uint32_t blocks = (uint32_t)((rows + ROWS - 1u) / ROWS);
     uint64_t items = (uint64_t)p->batch * p->kv_heads * blocks * (p->split ? p->chunks : 1u);
-    size_t bytes = memory_bytes(p);
+    size_t bytes = nbl_cuda_float_shared_bytes(p->k_dim, p->v_dim);
     if (items == 0) {
         return cudaSuccess;
     }
@@ -629,6 +624,13 @@ template <uint32_t V> cudaError_t launch(const attend_params *p, cudaStream_t st
 }
 
 } // namespace
+
+extern "C" uint64_t nbl_cuda_float_shared_bytes(uint32_t k_dim, uint32_t v_dim)
+{
+    const uint32_t k_dim_padded = nbl_layout_dim_padded(k_dim);
+    return sizeof(fixed_memory) + tile_bytes(k_dim_padded, nbl_layout_dim_padded(v_dim)) +
+           (uint64_t)ROWS * (k_dim_padded + UNIT) * 2u;
+}
 
 extern "C" cudaError_t nbl_cuda_attend_float(const attend_params *p, cudaStream_t stream)
 {

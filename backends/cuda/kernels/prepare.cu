@@ -15,6 +15,7 @@
 
 #define THREADS 256u
 #define VECTORS_MAX (THREADS / 2u)
+#define PAGE_LOADS 8u      /* of a page table by a thread, on their way at once */
 #define SLOPE_MAX 65536.0f /* NUM 5.1 */
 
 /* ------------------------------------------------------------------------------------------------ sequences */
@@ -50,10 +51,18 @@ static __device__ bool check_pages(const attend_params &p, uint32_t b, uint32_t 
         return false;
     }
     bool good = true;
-    for (uint32_t i = threadIdx.x; i < pages; i += THREADS) {
-        if (cuda_region_find(&p.pages, table[i]) == NULL) {
-            cuda_fault_report(p.status, CUDA_FAULT_TABLE_PAGE, b, i, table[i], 0);
-            good = false;
+    for (uint32_t first = threadIdx.x; first < pages; first += THREADS * PAGE_LOADS) {
+        int32_t ids[PAGE_LOADS];
+#pragma unroll
+        for (uint32_t k = 0; k < PAGE_LOADS; ++k) {
+            ids[k] = table[min(first + k * THREADS, pages - 1u)];
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < PAGE_LOADS; ++k) {
+            if (first + k * THREADS < pages && cuda_region_find(&p.pages, ids[k]) == NULL) {
+                cuda_fault_report(p.status, CUDA_FAULT_TABLE_PAGE, b, first + k * THREADS, ids[k], 0);
+                good = false;
+            }
         }
     }
     return good;

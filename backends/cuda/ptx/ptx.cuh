@@ -105,20 +105,19 @@ PTX_FN void ptx_mma_half(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
     }
 }
 
-/** Two binary32 as bf16, RNE. PTX ISA, Data Movement, cvt */
-PTX_FN uint32_t ptx_cvt_bf16x2(float high, float low)
-{
-    uint32_t d;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
-    return d;
-}
-
 /** Two binary32 as fp16, RNE. PTX ISA, Data Movement, cvt */
 PTX_FN uint32_t ptx_cvt_f16x2(float high, float low)
 {
     uint32_t d;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
+}
+
+/** x, in a form whose origin the compiler forgets: it stays in a register instead of being computed again. */
+PTX_FN uint32_t ptx_keep(uint32_t x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
 }
 
 /* ------------------------------------------------------------------------------------------------ exponential */
@@ -128,6 +127,14 @@ PTX_FN float ptx_ex2(float x)
 {
     float d;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(x));
+    return d;
+}
+
+/** {high, low} rounded to bf16, nearest even. PTX ISA, Data Movement, cvt */
+PTX_FN uint32_t ptx_cvt_bf16x2(float high, float low)
+{
+    uint32_t d;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
 }
 

@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file decode_load.cuh
+ * @brief Loading for the decode kernel: the walk over pages, and codes and scales on their way to shared memory.
+ *
+ * A tile is 4 groups of K, then 4 groups of V; a turn takes as many groups of one kind as fit. Lanes i with i % 4 = n
+ * keep the page of group n of the tile being asked for: those with i / 4 even its K, the others its V.
+ */
+#ifndef CUDA_DECODE_LOAD_H
+#define CUDA_DECODE_LOAD_H
+
+#include "decode_memory.cuh"
+
+/** What is asked for next. */
+struct asker {
+    uint32_t tile;
+    uint32_t index; /**< of the first group: K 0..3, V 4..7 */
+    uint32_t slot;
+    uint32_t entry;   /**< of the page table, where the lane's group of the next tile begins */
+    uint32_t offset;  /**< in that page, in tokens */
+    int32_t page;     /**< that page */
+    uint64_t codes;   /**< of the lane's group and kind */
+    uint32_t formats; /**< nibble i: enum nbl_format of group `index` i */
+    uint32_t to[2];   /**< the lane's place in a group of 4-bit K, of V */
+};
+
+PTX_FN uint32_t format_of(uint32_t formats, uint32_t index)
+{
+    return formats >> (4u * index) & 15u;
+}
+
+/** Whether a group of the kind (of K 0, of V 1) is int8. */
+PTX_FN bool is_wide(uint32_t formats, uint32_t kind)
+{
+    static_assert(NBL_INT8 == 1 && NBL_MXFP4 % 2 == 0 && NBL_INT4P % 2 == 0, "bit 0 tells");
+    return (formats >> (16u * kind) & 0x1111u) != 0;
+}
+
+/** Reads the page id of the lane's group of tile `tile`, ahead of its use. */
+PTX_FN void fetch_page(const unit &u, uint32_t tile, uint32_t lane, asker &a)
+{
+    if (tile < u.end_tile && lane % GROUPS < groups_in(u.kv_len, tile)) {
+        a.page = u.pages[a.entry];
+    }
+}
+
+/** Moves the lane's place in the page table on by a tile. */
+PTX_FN void advance(const attend_params &p, asker &a)
+{
+    a.entry += p.tile_pages;
+    a.offset += p.tile_rest;
+    if (a.offset >= p.pages.page_tokens) {
+        a.offset -= p.pages.page_tokens;
+        a.entry++;
+    }
+}
+
+/** nbl_layout_scale_planes of the formats taken. */
+template <int D> PTX_FN uint32_t planes_of(uint32_t format)
+{
+    return format == NBL_INT8 ? 1u : D / 32u + (format == NBL_INT4P ? 1u : 0u);
+}
+
+/** Bytes of the scale planes of one kind, 16 tokens a lane; 8 lanes a plane. */
+template <int D>
+PTX_FN void ask_planes(uint32_t to, uint64_t from, uint32_t planes, uint32_t page_tokens, uint32_t lane)
+{
+#pragma unroll
+    for (uint32_t first = 0; first < SCALE_PLANES(D); first += 4u) {
+        uint32_t plane = first + lane / 8u;
+        if (plane < planes) {
+            ptx_cp_async_16(to + plane * CUDA_TILE_TOKENS, (const void *)(from + (uint64_t)plane * page_tokens));
+        }
+    }
+}
+
+/** Index of the page's region; all pages have been checked. */
+PTX_FN uint32_t region_of(const cuda_pages &pages, uint32_t page)
+{
+    uint32_t which = 0;
+#pragma unroll 1
+    for (uint32_t i = 1; i < pages.region_count; ++i) {
+        which = page - pages.regions[i].first_page < pages.regions[i].page_count ? i : which;
+    }
+    return which;
+}
+
+/** Finds the pages of the asker's tile and asks for its scales. Groups past the end repeat the last one that is there,
+ *  so that every tile has four. */
+template <int D, int RPL>
+PTX_FN void begin_tile(const attend_params &p, warp_memory<D, RPL> &m, const unit &u, uint32_t lane, asker &a)
+{
+    const uint32_t group = lane % GROUPS;
+    const uint32_t kind = lane / GROUPS % 2u;
+    const cuda_region &r = p.pages.regions[region_of(p.pages, (uint32_t)a.page)];
+    const uint64_t page = (uint32_t)a.page - r.first_page;
+    const uint32_t format = kind == 0 ? r.k_format : r.v_format;
+    a.codes = (uint64_t)r.codes + page * r.code_page_stride +
+              (kind == 0 ? (uint64_t)u.kv_head * r.k_code_head_bytes
+                         : r.v_code_offset + (uint64_t)u.kv_head * r.v_code_head_bytes) +
+              a.offset * (format == NBL_INT8 ? D : D / 2u);
+    uint32_t formats = r.k_format | r.v_format << 4;
+    uint64_t k_scales = (uint64_t)r.scales + page * r.scale_page_stride + a.offset + kind * 16u;
+    uint64_t v_scales = k_scales + r.v_scale_offset + (uint64_t)u.kv_head * r.v_scale_head_bytes;
+    k_scales += (uint64_t)u.kv_head * r.k_scale_head_bytes;
+    const uint32_t groups = groups_in(u.kv_len, a.tile);
+    if (groups < GROUPS) {
+        const uint32_t from = min(group, groups - 1u) + lane / GROUPS * GROUPS;
+        a.codes = __shfl_sync(0xffffffffu, a.codes, from);
+        k_scales = __shfl_sync(0xffffffffu, k_scales, from);
+        v_scales = __shfl_sync(0xffffffffu, v_scales, from);
+        formats = __shfl_sync(0xffffffffu, formats, from);
+    }
+    const uint32_t to = group * GROUP + kind * 16u;
+    ask_planes<D>(ptx_shared_address(&m.raw[0][0][0]) + to, k_scales, planes_of<D>(formats & 15u), p.pages.page_tokens,
+                  lane);
+    ask_planes<D>(ptx_shared_address(&m.raw[1][0][0]) + to, v_scales, planes_of<D>(formats >> 4), p.pages.page_tokens,
+                  lane);
+    a.formats = __reduce_or_sync(0xffffffffu, (formats & 15u) << (4u * group) | formats >> 4 << (16u + 4u * group));
+    advance(p, a);
+    fetch_page(u, a.tile + 1u, lane, a);
+}
+
+/* Codes of a group are contiguous in memory and lie in shared memory as rows: lines of K (128 bytes), token quads of V.
+ * The 16-byte chunks of row n are turned by 2 * (n % 4), so that the four lanes that read four rows at one place meet
+ * different banks. A lane copies chunk 32k + lane; the turn of its row is that of the lane's place in 512 bytes,
+ * place_of, and that of k, turn_of. */
+template <uint32_t ROW> PTX_FN uint32_t place_of(uint32_t lane)
+{
+    return (ROW < 512u ? lane ^ (lane / (ROW / 16u) * 2u) : lane) * 16u;
+}
+template <uint32_t ROW> PTX_FN uint32_t turn_of(uint32_t k)
+{
+    return ROW == 128u ? 0u : ROW == 256u ? 64u * (k % 2u) : 32u * (k / (ROW / 512u) % 4u);
+}
+
+/** A 4-bit group of either kind. */
+template <int D> PTX_FN void ask_4bit(const asker &a, bool is_v, uint32_t to, uint64_t from)
+{
+    const uint32_t at = to + (is_v ? a.to[1] : a.to[0]);
+#pragma unroll
+    for (uint32_t k = 0; k < GROUP * D / 1024u; ++k) {
+        const uint32_t turn = is_v ? turn_of<2u * D>(k) : 0u;
+        ptx_cp_async_16((at ^ turn) + k * 512u, (const void *)(from + k * 512u));
+    }
+}
+
+/** An int8 group with rows of ROW bytes. */
+template <int D, uint32_t ROW> PTX_FN void ask_int8(uint32_t to, uint64_t from, uint32_t lane)
+{
+    const uint32_t at = to + place_of<ROW>(lane);
+#pragma unroll
+    for (uint32_t k = 0; k < GROUP * D / 512u; ++k) {
+        ptx_cp_async_16((at ^ turn_of<ROW>(k)) + k * 512u, (const void *)(from + k * 512u));
+    }
+}
+
+/** Codes of the lane's group and kind, as known to lane `index`, from this lane's chunk on. */
+PTX_FN uint64_t codes_of(const asker &a, uint32_t index, uint32_t lane)
+{
+    return __shfl_sync(0xffffffffu, a.codes, index) + lane * 16u;
+}
+
+/** A turn of 4-bit groups. */
+template <int D> PTX_FN void ask_narrow(const asker &a, uint32_t to, uint32_t lane)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < groups_per_turn<D>(false); ++i) {
+        ask_4bit<D>(a, a.index >= GROUPS, to + i * group_stride<D>(false), codes_of(a, a.index + i, lane));
+    }
+}
+
+/** A turn with int8 groups, perhaps others too. */
+template <int D> PTX_FN void ask_wide(const asker &a, uint32_t to, uint32_t lane)
+{
+#pragma unroll 1
+    for (uint32_t i = 0; i < groups_per_turn<D>(true); ++i) {
+        const uint32_t index = a.index + i;
+        const uint64_t from = codes_of(a, index, lane);
+        if (format_of(a.formats, index) != NBL_INT8) {
+            ask_4bit<D>(a, index >= GROUPS, to, from);
+        } else if (index < GROUPS) {
+            ask_int8<D, 128u>(to, from, lane);
+        } else {
+            ask_int8<D, 4u * D>(to, from, lane);
+        }
+        to += group_stride<D>(true);
+    }
+}
+
+/** Asks for the next turn, if there is one, and closes the group of copies. */
+template <int D, int RPL>
+PTX_FN void ask_turn(const attend_params &p, warp_memory<D, RPL> &m, const unit &u, uint32_t lane, asker &a)
+{
+    if (a.tile < u.end_tile) {
+        if (a.index == 0) {
+            begin_tile<D, RPL>(p, m, u, lane, a);
+        }
+        const bool wide = is_wide(a.formats, a.index / GROUPS);
+        const uint32_t to = ptx_shared_address(m.ring[a.slot]);
+        if (wide) {
+            ask_wide<D>(a, to, lane);
+        } else {
+            ask_narrow<D>(a, to, lane);
+        }
+        a.index = (a.index + groups_per_turn<D>(wide)) % (2u * GROUPS);
+        a.tile += a.index == 0;
+    }
+    a.slot = (a.slot + 1u) % RING;
+    ptx_cp_async_commit();
+}
+
+#endif

@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file decode_scales.cuh
+ * @brief Scales of a tile, from the planes as stored to what the products want: once, a lane for four tokens.
+ *
+ * Every format becomes factors per block and one exponent per vector (NUM 2.3 to 2.5): multipliers of int4p, shifts of
+ * mxfp4 as powers of two, none for int8. Byte s % 4 of factor word [s / 4][parity][token] belongs to blocks 2s and
+ * 2s + 1 of 16, the even or the odd one.
+ */
+#ifndef CUDA_DECODE_SCALES_H
+#define CUDA_DECODE_SCALES_H
+
+#include "decode_memory.cuh"
+#include "e8m0.h"
+
+/** Factors of a lane's four tokens, and the bytes of their exponents. */
+template <int D> struct token_scales {
+    uint32_t even[FACTOR_WORDS(D)][4]; /**< [][token] */
+    uint32_t odd[FACTOR_WORDS(D)][4];
+    uint32_t exponents;
+};
+
+/** Planes of the lane's tokens, transposed: byte s % 4 of out[s / 4][token] is plane s. */
+template <int D> PTX_FN void by_token(const uint32_t (&planes)[D / 32], uint32_t (&out)[FACTOR_WORDS(D)][4])
+{
+#pragma unroll
+    for (int w = 0; w < (int)FACTOR_WORDS(D); ++w) {
+        uint32_t four[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            four[i] = 4 * w + i < D / 32 ? planes[4 * w + i] : 0u;
+        }
+        transpose_bytes(four, out[w]);
+    }
+}
+
+/** Bytewise 2^s of shifts 0..3. */
+PTX_FN uint32_t powers_of(uint32_t shifts)
+{
+    const uint32_t one_or_two = (shifts & 0x01010101u) + 0x01010101u;
+    const uint32_t fourfold = (shifts >> 1 & 0x01010101u) * 0xffu;
+    return one_or_two + (one_or_two * 3u & fourfold);
+}
+
+template <int D> PTX_FN void read_int4p(const uint8_t (*raw)[CUDA_TILE_TOKENS], uint32_t lane, token_scales<D> &s)
+{
+    uint32_t planes[D / 32], pairs[FACTOR_WORDS(D)][4];
+#pragma unroll
+    for (int i = 0; i < D / 32; ++i) {
+        planes[i] = reinterpret_cast<const uint32_t *>(raw[i])[lane];
+    }
+    by_token<D>(planes, pairs);
+#pragma unroll
+    for (int w = 0; w < (int)FACTOR_WORDS(D); ++w) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            s.even[w][j] = (pairs[w][j] & 0x0f0f0f0fu) + 0x01010101u;
+            s.odd[w][j] = (pairs[w][j] >> 4 & 0x0f0f0f0fu) + 0x01010101u;
+        }
+    }
+    s.exponents = reinterpret_cast<const uint32_t *>(raw[D / 32])[lane];
+}
+
+template <int D> PTX_FN void read_mxfp4(const uint8_t (*raw)[CUDA_TILE_TOKENS], uint32_t lane, token_scales<D> &s)
+{
+    uint32_t planes[D / 32], least = 0xffffffffu;
+#pragma unroll
+    for (int i = 0; i < D / 32; ++i) {
+        planes[i] = reinterpret_cast<const uint32_t *>(raw[i])[lane];
+        least = __vminu4(least, planes[i]);
+    }
+    s.exponents = least - 0x01010101u;
+#pragma unroll
+    for (int i = 0; i < D / 32; ++i) {
+        planes[i] = powers_of(planes[i] - least);
+    }
+    by_token<D>(planes, s.even);
+    by_token<D>(planes, s.odd);
+}
+
+/** Scales of the lane's tokens; tokens past the end of the sequence get harmless ones. */
+template <int D>
+PTX_FN void read_scales(const uint8_t (*raw)[CUDA_TILE_TOKENS], uint32_t format, int32_t tokens, uint32_t lane,
+                        token_scales<D> &s)
+{
+    if (format == NBL_INT4P) {
+        read_int4p<D>(raw, lane, s);
+    } else if (format == NBL_MXFP4) {
+        read_mxfp4<D>(raw, lane, s);
+    } else {
+        s.exponents = reinterpret_cast<const uint32_t *>(raw[0])[lane];
+    }
+    if (tokens < 4) {
+        const uint32_t mask = tokens <= 0 ? 0u : (1u << (8 * tokens)) - 1u;
+        s.exponents = (s.exponents & mask) | (NBL_E8M0_BIAS * 0x01010101u & ~mask);
+    }
+}
+
+PTX_FN void store_words(uint32_t *to, const uint32_t (&x)[4])
+{
+    *reinterpret_cast<uint4 *>(to) = make_uint4(x[0], x[1], x[2], x[3]);
+}
+
+template <int D, int RPL>
+PTX_FN void store_k_scales(warp_memory<D, RPL> &m, uint32_t lane, uint32_t format, const token_scales<D> &s)
+{
+    if (format != NBL_INT8) {
+#pragma unroll
+        for (int w = 0; w < (int)FACTOR_WORDS(D); ++w) {
+            store_words(&m.k_factor[w][4u * lane], s.even[w]);
+            store_words(&m.k_factor[w][K_FACTOR_STRIDE + 4u * lane], s.odd[w]);
+        }
+    }
+    reinterpret_cast<uint32_t *>(m.k_exponent)[lane] = s.exponents;
+}
+
+template <int D, int RPL>
+PTX_FN void store_v_scales(warp_memory<D, RPL> &m, uint32_t lane, uint32_t format, const token_scales<D> &s)
+{
+    if (format != NBL_INT8) {
+#pragma unroll
+        for (int w = 0; w < (int)FACTOR_WORDS(D); ++w) {
+            store_words(&m.v_factor[w][0][4u * lane], s.even[w]);
+            store_words(&m.v_factor[w][1][4u * lane], s.odd[w]);
+        }
+    }
+    float grid[4];
+#pragma unroll
+    for (uint32_t j = 0; j < 4u; ++j) { /* 2^23 + byte is a float of known bits */
+        grid[j] =
+            nbl_float_of(ptx_prmt(s.exponents, 0x4b000000u, 0x7440u + j)) + (NBL_GRID - (8388608.0f + NBL_E8M0_BIAS));
+    }
+    *reinterpret_cast<float4 *>(&m.v_grid[4u * lane]) = make_float4(grid[0], grid[1], grid[2], grid[3]);
+}
+
+/** Works out the scales of a tile that has landed, of which `tokens` of the lane's four tokens are there. */
+template <int D, int RPL>
+PTX_FN void prepare_scales(warp_memory<D, RPL> &m, uint32_t k_format, uint32_t v_format, int32_t tokens, uint32_t lane)
+{
+    token_scales<D> s = {};
+    read_scales<D>(m.raw[0], k_format, tokens, lane, s);
+    store_k_scales<D, RPL>(m, lane, k_format, s);
+    read_scales<D>(m.raw[1], v_format, tokens, lane, s);
+    store_v_scales<D, RPL>(m, lane, v_format, s);
+    __syncwarp();
+}
+
+#endif

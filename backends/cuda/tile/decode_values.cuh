@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file decode_values.cuh
+ * @brief P V of the decode kernel: one group of V against the weights of all query rows (NUM 5.4).
+ *
+ * O^T = V^T P^T by mma.m16n8k32: row g is element 2g, row g + 8 element 2g + 1 of a block of 16; k runs over the 32
+ * tokens of a group. V is never multiplied by its block factors: they go to the weights, whose two base-16 digits times
+ * a factor of up to 16 are bytes. With up to four query rows (RPL 1) the low digit takes the even column, the high digit
+ * the odd one; with up to eight (RPL 2) they are two products. All formats give 16 times the sum: low + 16 * high.
+ */
+#ifndef CUDA_DECODE_VALUES_H
+#define CUDA_DECODE_VALUES_H
+
+#include "decode_codes.cuh"
+#include "decode_memory.cuh"
+
+/** Two words, elements 2g and 2g + 1 of a row of 64 bytes (16 elements, 4 tokens each) of V. */
+PTX_FN uint2 v_words(const uint8_t *codes, uint32_t row_bytes, uint32_t quad, uint32_t sixteen, uint32_t g)
+{
+    uint32_t chunk = (4u * sixteen + g / 2u) ^ (2u * (quad % 4u));
+    return *reinterpret_cast<const uint2 *>(codes + quad * row_bytes + chunk * 16u + g % 2u * 8u);
+}
+
+/** One digit of the lane's four weights (bytes of `digits`) times the factors of four blocks: out[i] for block i, tokens
+ *  as bytes. */
+PTX_FN void multiply_digits(uint32_t digits, const uint32_t *factors, uint32_t (&out)[4])
+{
+    const uint4 f = *reinterpret_cast<const uint4 *>(factors);
+    const uint32_t by_token[4] = {f.x * ptx_prmt(digits, 0, 0x4440u), f.y * ptx_prmt(digits, 0, 0x4441u),
+                                  f.z * ptx_prmt(digits, 0, 0x4442u), f.w * ptx_prmt(digits, 0, 0x4443u)};
+    transpose_bytes(by_token, out);
+}
+
+/** The digits a lane works with: of its column, or both. p: weights of tokens 4t..4t + 3 and 16 more. */
+template <int RPL> PTX_FN void digits_of(const uint32_t (&p)[2], uint32_t g, uint32_t (&digits)[RPL][2])
+{
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        if (RPL == 1) {
+            digits[0][i] = p[i] >> (g % 2u * 4u) & 0x0f0f0f0fu;
+        } else {
+            digits[0][i] = p[i] & 0x0f0f0f0fu;
+            digits[RPL - 1][i] = p[i] >> 4 & 0x0f0f0f0fu;
+        }
+    }
+}
+
+/** 16 * (code - 8) of the low codes as signed bytes. */
+PTX_FN uint32_t int4p_low(uint32_t w, uint32_t high_nibbles)
+{
+    return (w << 4 & high_nibbles) ^ 0x80808080u;
+}
+
+/** The same of the high codes. */
+PTX_FN uint32_t int4p_high(uint32_t w, uint32_t high_nibbles)
+{
+    return (w & high_nibbles) ^ 0x80808080u;
+}
+
+/** Digits times factors of the blocks 4w..4w + 3 of parity `odd`: [digit][16-token half][block]. */
+template <int RPL>
+PTX_FN void weigh_blocks(const uint32_t (&digits)[RPL][2], const uint32_t *factors, uint32_t odd, uint32_t t,
+                         uint32_t (&out)[RPL][2][4])
+{
+#pragma unroll
+    for (int digit = 0; digit < RPL; ++digit) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            multiply_digits(digits[digit][half], factors + odd * CUDA_TILE_TOKENS + 4u * t + 16 * half,
+                            out[digit][half]);
+        }
+    }
+}
+
+/** int4p: pairs of blocks of 16 elements. */
+template <int D, int RPL>
+PTX_FN void v_group_int4p(const uint8_t *codes, const uint32_t *factors, const uint32_t (&p)[2], uint32_t g, uint32_t t,
+                          uint32_t high_nibbles, int32_t (&acc)[RPL][D / 16][4])
+{
+    uint32_t digits[RPL][2], even[RPL][2][4], odd[RPL][2][4];
+    digits_of<RPL>(p, g, digits);
+#pragma unroll
+    for (int i = 0; i < D / 32; ++i) {
+        if (i % 4 == 0) {
+            weigh_blocks<RPL>(digits, factors + i / 4 * 2 * CUDA_TILE_TOKENS, 0, t, even);
+            weigh_blocks<RPL>(digits, factors + i / 4 * 2 * CUDA_TILE_TOKENS, 1, t, odd);
+        }
+        const uint2 w0 = v_words(codes, 2u * D, t, i, g);
+        const uint2 w1 = v_words(codes, 2u * D, 4u + t, i, g);
+        const uint32_t low[4] = {int4p_low(w0.x, high_nibbles), int4p_low(w0.y, high_nibbles),
+                                 int4p_low(w1.x, high_nibbles), int4p_low(w1.y, high_nibbles)};
+        const uint32_t high[4] = {int4p_high(w0.x, high_nibbles), int4p_high(w0.y, high_nibbles),
+                                  int4p_high(w1.x, high_nibbles), int4p_high(w1.y, high_nibbles)};
+#pragma unroll
+        for (int digit = 0; digit < RPL; ++digit) {
+            const uint32_t b_even[2] = {even[digit][0][i % 4], even[digit][1][i % 4]};
+            const uint32_t b_odd[2] = {odd[digit][0][i % 4], odd[digit][1][i % 4]};
+            ptx_mma_m16n8k32_su(acc[digit][2 * i], low, b_even);
+            ptx_mma_m16n8k32_su(acc[digit][2 * i + 1], high, b_odd);
+        }
+    }
+}
+
+/** Selector nibbles of the low codes (low half) and of the high codes (high half) of four tokens. */
+PTX_FN uint32_t code_selectors(uint32_t w)
+{
+    const uint32_t even = w & 0x0f0f0f0fu, odd = w >> 4 & 0x0f0f0f0fu;
+    return ptx_prmt(even | even >> 4, odd | odd >> 4, 0x6420u);
+}
+
+/** mxfp4: blocks of 32 elements. Codes enter 8 times as large, the digits twice. */
+template <int D, int RPL>
+PTX_FN void v_group_mxfp4(const uint8_t *codes, const uint32_t *factors, const uint32_t (&p)[2], uint32_t g, uint32_t t,
+                          int32_t (&acc)[RPL][D / 16][4])
+{
+    uint32_t digits[RPL][2], x[RPL][2][4];
+    digits_of<RPL>(p, g, digits);
+#pragma unroll
+    for (int digit = 0; digit < RPL; ++digit) {
+        digits[digit][0] *= 2u;
+        digits[digit][1] *= 2u;
+    }
+#pragma unroll
+    for (int i = 0; i < D / 32; ++i) {
+        if (i % 4 == 0) {
+            weigh_blocks<RPL>(digits, factors + i / 4 * 2 * CUDA_TILE_TOKENS, 0, t, x);
+        }
+        const uint2 w0 = v_words(codes, 2u * D, t, i, g);
+        const uint2 w1 = v_words(codes, 2u * D, 4u + t, i, g);
+        const uint32_t selectors[4] = {code_selectors(w0.x), code_selectors(w0.y), code_selectors(w1.x),
+                                       code_selectors(w1.y)};
+#pragma unroll
+        for (int high = 0; high < 2; ++high) {
+            uint32_t up[4], down[4];
+#pragma unroll
+            for (int r = 0; r < 4; ++r) {
+                up[r] = e2m1_up<8>(selectors[r] >> (16 * high));
+                down[r] = e2m1_down<8>((selectors[r] ^ 0x88888888u) >> (16 * high));
+            }
+#pragma unroll
+            for (int digit = 0; digit < RPL; ++digit) {
+                const uint32_t b[2] = {x[digit][0][i % 4], x[digit][1][i % 4]};
+                ptx_mma_m16n8k32_su(acc[digit][2 * i + high], up, b);
+                ptx_mma_m16n8k32_su(acc[digit][2 * i + high], down, b);
+            }
+        }
+    }
+}
+
+/** int8: blocks of 16 elements. The weight is the high digit, the low one is 0. */
+template <int D, int RPL>
+PTX_FN void v_group_int8(const uint8_t *codes, const uint32_t (&p)[2], uint32_t g, uint32_t t,
+                         int32_t (&acc)[RPL][D / 16][4])
+{
+    const uint32_t keep = RPL == 2 || g % 2u == 1u ? 0xffffffffu : 0u;
+    const uint32_t b[2] = {p[0] & keep, p[1] & keep};
+#pragma unroll
+    for (int i = 0; i < D / 16; ++i) {
+        const uint2 w0 = v_words(codes, 4u * D, t, i, g);
+        const uint2 w1 = v_words(codes, 4u * D, 4u + t, i, g);
+        const uint32_t a[4] = {w0.x, w0.y, w1.x, w1.y};
+        ptx_mma_m16n8k32_su(acc[RPL - 1][i], a, b);
+    }
+}
+
+/** Adds a group of V with the weights p. */
+template <int D, int RPL>
+PTX_FN void v_group(const warp_memory<D, RPL> &m, const uint8_t *codes, uint32_t format, uint32_t group, uint32_t lane,
+                    const uint32_t (&p)[2], uint32_t high_nibbles, int32_t (&acc)[RPL][D / 16][4])
+{
+    const uint32_t g = lane / 4u, t = lane % 4u;
+    const uint32_t *factors = &m.v_factor[0][0][group * GROUP];
+    if (format == NBL_INT4P) {
+        v_group_int4p<D, RPL>(codes, factors, p, g, t, high_nibbles, acc);
+    } else if (format == NBL_MXFP4) {
+        v_group_mxfp4<D, RPL>(codes, factors, p, g, t, acc);
+    } else {
+        v_group_int8<D, RPL>(codes, p, g, t, acc);
+    }
+}
+
+#endif
