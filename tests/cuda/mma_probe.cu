@@ -6,7 +6,8 @@
  * usage: mma-probe [MILLIONS]   dot products per form, in millions (default 2)
  *
  * Five kinds of data, by tile: any bits at all; exponents close together, where truncation shows, two of them; the
- * smallest exponents; products that hardly reach or just miss the accumulator's smallest numbers. Exit status 1 if any result differs.
+ * smallest exponents; products that hardly reach or just miss the accumulator's smallest numbers. Exit status 1 if any
+ * result differs.
  */
 #include "mma_model.h"
 

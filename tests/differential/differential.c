@@ -148,7 +148,7 @@ static void describe(trial *t, uint32_t number)
 
 /* ------------------------------------------------------------------------------------------------ arrays */
 
-/* A format of one side: of the integer core, or of a pool that the float core serves; fp16 is in all regions or none. */
+/* A format of one side: of the integer core, or of a pool of the float core; fp16 is in all regions or in none. */
 static uint32_t random_format(const trial *t, bool is_float, bool is_fp16)
 {
     if (is_fp16) {
