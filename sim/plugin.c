@@ -163,8 +163,7 @@ static nbl_status caps(nbl_device *device, nbl_caps *out_caps, nbl_error *err)
     c.stream_kind = NBL_STREAM_HOST;
     c.threads = device->threads;
     c.deterministic = 1;
-    snprintf(c.device_name, sizeof c.device_name, "CPU simulator (float core as %s)",
-             nbl_mma_profile_name(device->profile));
+    snprintf(c.device_name, sizeof c.device_name, "CPU simulator");
     snprintf(c.isa, sizeof c.isa, "%s", device->isa->name);
     uint32_t size = out_caps->struct_size < sizeof c ? out_caps->struct_size : (uint32_t)sizeof c;
     c.struct_size = size;
