@@ -183,26 +183,26 @@ static attend_params params_of(const nbl_device *device, const nbl_attend_args *
 
 static nbl_status check_args(const nbl_device *device, const nbl_attend_args *args, nbl_error *err)
 {
-    const struct {
-        const char *name;
-        const void *memory;
-    } arrays[] = {{"q", args->q.data},
-                  {"o", args->o.data},
-                  {"q_indptr", args->q_indptr},
-                  {"kv_len", args->kv_len},
-                  {"page_table", args->page_table},
-                  {"workspace", args->workspace}};
+    const cuda_named_memory list[] = {{"q", args->q.data},
+                                      {"o", args->o.data},
+                                      {"lse", args->lse.data},
+                                      {"state_head", args->state_head.data},
+                                      {"state_o", args->state_o.data},
+                                      {"q_indptr", args->q_indptr},
+                                      {"kv_len", args->kv_len},
+                                      {"page_table", args->page_table},
+                                      {"alibi_slopes", args->alibi_slopes},
+                                      {"sinks", args->sinks},
+                                      {"tree_mask", args->tree_mask},
+                                      {"workspace", args->workspace}};
     uint64_t rows = args->q.shape[0] * args->q_heads;
     nbl_status status = cuda_check_stream(device, args->stream, err);
     if (status == NBL_OK) {
         status = check_core(device, args->pool->shape, nbl_layout_pool_is_float(args->pool), args->q_format, err);
     }
-    for (uint32_t i = 0; status == NBL_OK && i < sizeof arrays / sizeof arrays[0]; ++i) {
-        status = cuda_check_memory(device, arrays[i].name, arrays[i].memory, err);
-    }
-    if (status == NBL_OK) {
-        status = cuda_check_pool(device, "pool", args->pool, err);
-    }
+    status = status == NBL_OK ? cuda_check_memories(device, list, sizeof list / sizeof list[0], err) : status;
+    status = status == NBL_OK ? cuda_check_centers(device, &args->centers, args->pool->shape, err) : status;
+    status = status == NBL_OK ? cuda_check_pool(device, "pool", args->pool, err) : status;
     if (status == NBL_OK && args->q.shape[0] > (uint64_t)args->batch * args->q_len_max) {
         return cuda_fail(err, NBL_E_RANGE, "cuda: q has %llu rows (allowed: up to batch * q_len_max, %llu)",
                          (unsigned long long)args->q.shape[0], (unsigned long long)args->batch * args->q_len_max);

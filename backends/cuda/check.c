@@ -6,11 +6,11 @@
 #include "cuda_plugin.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 nbl_status cuda_check_stream(const nbl_device *device, nbl_stream stream, nbl_error *err)
 {
-    int ordinal = 0;
     if (stream.kind != NBL_STREAM_CUDA) {
         return cuda_fail(err, NBL_E_INVALID, "cuda: stream.kind is %u (allowed: %d, NBL_STREAM_CUDA)", stream.kind,
                          NBL_STREAM_CUDA);
@@ -23,7 +23,13 @@ nbl_status cuda_check_stream(const nbl_device *device, nbl_stream stream, nbl_er
         return cuda_fail(err, NBL_E_INVALID,
                          "cuda: stream.handle is NULL (allowed: a stream, cudaStreamLegacy or cudaStreamPerThread)");
     }
-    cudaError_t error = cudaStreamGetDevice((cudaStream_t)stream.handle, &ordinal);
+    /* A stream may not be asked for its device while it is being captured. */
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    int ordinal = device->ordinal;
+    cudaError_t error = cudaStreamIsCapturing((cudaStream_t)stream.handle, &capture);
+    if (error == cudaSuccess && capture == cudaStreamCaptureStatusNone) {
+        error = cudaStreamGetDevice((cudaStream_t)stream.handle, &ordinal);
+    }
     if (error != cudaSuccess) {
         return cuda_fail_native(err, error, "stream.handle");
     }
@@ -50,10 +56,37 @@ nbl_status cuda_check_memory(const nbl_device *device, const char *name, const v
     return NBL_OK;
 }
 
+nbl_status cuda_check_memories(const nbl_device *device, const cuda_named_memory *list, uint32_t count, nbl_error *err)
+{
+    nbl_status status = NBL_OK;
+    for (uint32_t i = 0; i < count && status == NBL_OK; ++i) {
+        status = cuda_check_memory(device, list[i].name, list[i].memory, err);
+    }
+    return status;
+}
+
 nbl_status cuda_check_pool(const nbl_device *device, const char *name, const nbl_pool *pool, nbl_error *err)
 {
-    nbl_status status = cuda_check_memory(device, name, pool->regions[0].codes, err);
-    return status == NBL_OK ? cuda_check_memory(device, name, pool->regions[0].scales, err) : status;
+    nbl_status status = NBL_OK;
+    for (uint32_t i = 0; i < pool->region_count && status == NBL_OK; ++i) {
+        char codes[32], scales[32];
+        snprintf(codes, sizeof codes, "%s.regions[%u].codes", name, i);
+        snprintf(scales, sizeof scales, "%s.regions[%u].scales", name, i);
+        const cuda_named_memory list[] = {{codes, pool->regions[i].codes}, {scales, pool->regions[i].scales}};
+        status = cuda_check_memories(device, list, 2, err);
+    }
+    return status;
+}
+
+nbl_status cuda_check_centers(const nbl_device *device, const nbl_centers *centers, const nbl_kv_shape *shape,
+                              nbl_error *err)
+{
+    cuda_centers used = cuda_centers_of(centers, shape);
+    const cuda_named_memory list[] = {{"centers.codes", used.codes},
+                                      {"centers.exponents", used.exponents},
+                                      {"centers.shifts", used.shifts},
+                                      {"centers.rows", used.rows}};
+    return cuda_check_memories(device, list, sizeof list / sizeof list[0], err);
 }
 
 /* ------------------------------------------------------------------------------------------------ faults */

@@ -52,8 +52,19 @@ nbl_status cuda_leave(const nbl_device *device, const cuda_saved *saved, nbl_sta
 nbl_status cuda_check_stream(const nbl_device *device, nbl_stream stream, nbl_error *err);
 /** The memory must be readable by the device; NULL is accepted. */
 nbl_status cuda_check_memory(const nbl_device *device, const char *name, const void *memory, nbl_error *err);
-/** The first region of the pool must be readable by the device. */
+/** An argument by its name in the ABI. */
+typedef struct cuda_named_memory {
+    const char *name;
+    const void *memory;
+} cuda_named_memory;
+
+/** cuda_check_memory on each of a list. */
+nbl_status cuda_check_memories(const nbl_device *device, const cuda_named_memory *list, uint32_t count, nbl_error *err);
+/** All regions of the pool must be readable by the device. */
 nbl_status cuda_check_pool(const nbl_device *device, const char *name, const nbl_pool *pool, nbl_error *err);
+/** What the shape's centring reads of the centres must be readable by the device. */
+nbl_status cuda_check_centers(const nbl_device *device, const nbl_centers *centers, const nbl_kv_shape *shape,
+                              nbl_error *err);
 
 /** Tensor as kernels take it. */
 cuda_tensor cuda_tensor_of(const nbl_tensor *tensor);

@@ -11,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CAPABILITY_MIN 80u
 #define DEVICE_ALIGNMENT 64u
 
 /* ------------------------------------------------------------------------------------------------ errors */
@@ -130,7 +129,7 @@ static nbl_status check_capability(const nbl_device *device, const nbl_device_op
 {
     char isa[sizeof(((nbl_caps *)NULL)->isa)];
     snprintf(isa, sizeof isa, "sm_%u", device->capability);
-    if (device->capability < CAPABILITY_MIN) {
+    if (!cuda_capability_supported(device->capability)) {
         return cuda_fail(err, NBL_E_DEVICE, "cuda: device %d has compute capability %u.%u (needed: 8.0 or newer)",
                          device->ordinal, device->capability / 10u, device->capability % 10u);
     }

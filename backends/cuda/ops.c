@@ -42,7 +42,21 @@ static append_params append_params_of(const nbl_device *device, const nbl_append
     p.k_rule = shape->k_scale_rule;
     p.v_rule = shape->v_scale_rule;
     p.centering = shape->centering;
+    p.processors = device->processors;
     return p;
+}
+
+static nbl_status check_append_memory(const nbl_device *device, const nbl_append_args *args, nbl_error *err)
+{
+    const nbl_kv_shape *shape = args->pool->shape;
+    const cuda_named_memory list[] = {{"k", args->k.data},
+                                      {"v", args->v.data},
+                                      {"slots", args->slots},
+                                      {"seq_indptr", shape->centering ? args->seq_indptr : NULL},
+                                      {"stats", args->stats}};
+    nbl_status status = cuda_check_memories(device, list, sizeof list / sizeof list[0], err);
+    status = status == NBL_OK ? cuda_check_centers(device, &args->centers, shape, err) : status;
+    return status == NBL_OK ? cuda_check_pool(device, "pool", args->pool, err) : status;
 }
 
 static nbl_status append(const nbl_device *device, const nbl_append_args *args, nbl_error *err)
@@ -50,11 +64,7 @@ static nbl_status append(const nbl_device *device, const nbl_append_args *args, 
     cudaStream_t stream = (cudaStream_t)args->stream.handle;
     nbl_status status = cuda_check_stream(device, args->stream, err);
     status = status == NBL_OK ? check_count("T", args->k.shape[0], err) : status;
-    status = status == NBL_OK ? cuda_check_memory(device, "k", args->k.data, err) : status;
-    status = status == NBL_OK ? cuda_check_memory(device, "v", args->v.data, err) : status;
-    status = status == NBL_OK ? cuda_check_memory(device, "slots", args->slots, err) : status;
-    status = status == NBL_OK ? cuda_check_memory(device, "stats", args->stats, err) : status;
-    status = status == NBL_OK ? cuda_check_pool(device, "pool", args->pool, err) : status;
+    status = status == NBL_OK ? check_append_memory(device, args, err) : status;
     if (status != NBL_OK) {
         return status;
     }
@@ -62,7 +72,11 @@ static nbl_status append(const nbl_device *device, const nbl_append_args *args, 
     if (p.centering && args->center_mode == NBL_CENTER_COMPUTE && p.batch > 0) {
         status = cuda_result(err, nbl_cuda_center_compute(&p, stream), "append, centres");
     }
-    return status == NBL_OK ? cuda_result(err, nbl_cuda_append(&p, stream), "append") : status;
+    if (status != NBL_OK) {
+        return status;
+    }
+    const int is_float = nbl_layout_pool_is_float(args->pool);
+    return cuda_result(err, (is_float ? nbl_cuda_float_append : nbl_cuda_append)(&p, stream), "append");
 }
 
 nbl_status cuda_append(nbl_device *device, const nbl_append_args *args, nbl_error *err)
@@ -95,6 +109,7 @@ static gather_params gather_params_of(const nbl_device *device, const nbl_gather
     p.v_dim = shape->v_dim;
     p.k_hadamard = stored ? 0 : shape->k_hadamard;
     p.v_hadamard = stored ? 0 : shape->v_hadamard;
+    p.processors = device->processors;
     if (shape->centering && !stored && args->k.data != NULL) {
         p.centers = cuda_centers_of(&args->centers, shape);
         p.seq_indptr = args->seq_indptr;
@@ -102,19 +117,33 @@ static gather_params gather_params_of(const nbl_device *device, const nbl_gather
     return p;
 }
 
+static nbl_status check_gather_memory(const nbl_device *device, const nbl_gather_args *args, nbl_error *err)
+{
+    const nbl_kv_shape *shape = args->pool->shape;
+    int centers = shape->centering && (args->flags & NBL_GATHER_STORED) == 0 && args->k.data != NULL;
+    const cuda_named_memory list[] = {{"k", args->k.data},
+                                      {"v", args->v.data},
+                                      {"slots", args->slots},
+                                      {"seq_indptr", centers ? args->seq_indptr : NULL}};
+    nbl_status status = cuda_check_memories(device, list, sizeof list / sizeof list[0], err);
+    if (status == NBL_OK && centers) {
+        status = cuda_check_centers(device, &args->centers, shape, err);
+    }
+    return status == NBL_OK ? cuda_check_pool(device, "pool", args->pool, err) : status;
+}
+
 static nbl_status gather(const nbl_device *device, const nbl_gather_args *args, uint64_t tokens, nbl_error *err)
 {
     nbl_status status = cuda_check_stream(device, args->stream, err);
     status = status == NBL_OK ? check_count("T", tokens, err) : status;
-    status = status == NBL_OK ? cuda_check_memory(device, "k", args->k.data, err) : status;
-    status = status == NBL_OK ? cuda_check_memory(device, "v", args->v.data, err) : status;
-    status = status == NBL_OK ? cuda_check_memory(device, "slots", args->slots, err) : status;
-    status = status == NBL_OK ? cuda_check_pool(device, "pool", args->pool, err) : status;
+    status = status == NBL_OK ? check_gather_memory(device, args, err) : status;
     if (status != NBL_OK) {
         return status;
     }
     gather_params p = gather_params_of(device, args, (uint32_t)tokens);
-    return cuda_result(err, nbl_cuda_gather(&p, (cudaStream_t)args->stream.handle), "gather");
+    const int is_float = nbl_layout_pool_is_float(args->pool);
+    cudaStream_t stream = (cudaStream_t)args->stream.handle;
+    return cuda_result(err, (is_float ? nbl_cuda_float_gather : nbl_cuda_gather)(&p, stream), "gather");
 }
 
 nbl_status cuda_gather(nbl_device *device, const nbl_gather_args *args, nbl_error *err)
@@ -207,7 +236,9 @@ static nbl_status transcode(const nbl_device *device, const nbl_transcode_args *
     p.token_counts = args->token_counts;
     p.stats = args->stats;
     p.count = args->count;
-    return cuda_result(err, nbl_cuda_transcode(&p, (cudaStream_t)args->stream.handle), "transcode");
+    const int is_float = nbl_layout_pool_is_float(args->src_pool) || nbl_layout_pool_is_float(args->dst_pool);
+    cudaStream_t stream = (cudaStream_t)args->stream.handle;
+    return cuda_result(err, (is_float ? nbl_cuda_float_transcode : nbl_cuda_transcode)(&p, stream), "transcode");
 }
 
 nbl_status cuda_transcode(nbl_device *device, const nbl_transcode_args *args, nbl_error *err)
@@ -245,12 +276,25 @@ static merge_params merge_params_of(const nbl_device *device, const nbl_merge_ar
     return p;
 }
 
+static nbl_status check_merge_memory(const nbl_device *device, const nbl_merge_args *args, nbl_error *err)
+{
+    const cuda_named_memory list[] = {{"in_state_head", args->in_state_head.data},
+                                      {"in_state_o", args->in_state_o.data},
+                                      {"in_o", args->in_o.data},
+                                      {"in_lse", args->in_lse.data},
+                                      {"state_head", args->state_head.data},
+                                      {"state_o", args->state_o.data},
+                                      {"o", args->o.data},
+                                      {"lse", args->lse.data},
+                                      {"sinks", args->sinks}};
+    return cuda_check_memories(device, list, sizeof list / sizeof list[0], err);
+}
+
 static nbl_status merge(const nbl_device *device, const nbl_merge_args *args, const nbl_tensor *in, nbl_error *err)
 {
     nbl_status status = cuda_check_stream(device, args->stream, err);
     status = status == NBL_OK ? check_count("T * Hq", in->shape[1] * in->shape[2], err) : status;
-    status = status == NBL_OK ? cuda_check_memory(device, "the input", in->data, err) : status;
-    status = status == NBL_OK ? cuda_check_memory(device, "o", args->o.data, err) : status;
+    status = status == NBL_OK ? check_merge_memory(device, args, err) : status;
     if (status != NBL_OK) {
         return status;
     }

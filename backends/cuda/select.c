@@ -12,6 +12,12 @@
 #define CODE_BYTES 2u /* of a query element, in the float core */
 #define DIM_BLOCK 32u
 #define STATE_HEAD_FLOATS 4u
+#define CAPABILITY_MIN 80u
+
+int cuda_capability_supported(uint32_t capability)
+{
+    return capability >= CAPABILITY_MIN;
+}
 
 static uint64_t aligned(uint64_t bytes)
 {

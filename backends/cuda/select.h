@@ -14,6 +14,9 @@
 #define CUDA_DECODE_ROWS_MAX 64u /**< query rows per sequence and kv head up to which a call always is split */
 #define CUDA_WORKSPACE_ALIGNMENT 256u
 
+/** 1 if the backend runs on a compute capability, 10 * major + minor: 8.0 or newer. */
+int cuda_capability_supported(uint32_t capability);
+
 /** Bounds that a workspace is sized for. */
 typedef struct attend_bounds {
     uint32_t batch;

@@ -4,31 +4,46 @@
 #include "output.h"
 #include "pipeline.h"
 #include "progress.h"
+#include "timer.h"
 
 #include <inttypes.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
+
+enum {
+    WARMUP_RUNS = 2,
+    DEVICE_CALLS_PER_RUN = 20, /* on a device with its own queue: hides the wait at the end */
+    FILL_TOKENS = 2048,
+    HOST_LAYERS_MAX = 64,
+    DEVICE_LAYERS_MAX = 1024,
+    DISTINCT_INPUTS = 1 << 22,
+    SEED_INPUT = 11
+};
 
 /* Values of the options. */
 typedef struct bench_values {
     nbl_session_options session;
     nbl_shape_options shape;
     const char *op_name, *recipe;
-    uint32_t batch, page_tokens, runs;
-    bool cold, json;
+    uint32_t batch, page_tokens, runs, calls;
+    bool full, cold, json;
 } bench_values;
 
 static const nbl_option bench_options[] = {
-    {"op", NBL_OPTION_TEXT, offsetof(bench_values, op_name), 0, 0, "NAME", "attend, append or gather (default attend)"},
+    {"op", NBL_OPTION_TEXT, offsetof(bench_values, op_name), 0, 0, "NAME",
+     "attend, append, prefill, gather, copy_pages or transcode (default attend)"},
     {"recipe", NBL_OPTION_TEXT, offsetof(bench_values, recipe), 0, 0, "LIST", "recipes, run in turn (default kv4)"},
     {"batch", NBL_OPTION_U32, offsetof(bench_values, batch), 1, 65536, "N", "sequences (default 1)"},
     NBL_SHAPE_OPTION_ROWS(bench_values),
     {"page", NBL_OPTION_U32, offsetof(bench_values, page_tokens), 1, NBL_PAGE_TOKENS_MAX, "N",
      "tokens per page (default 64)"},
     {"runs", NBL_OPTION_U32, offsetof(bench_values, runs), 1, 100000, "N", "timed runs of each recipe (default 10)"},
+    {"calls", NBL_OPTION_U32, offsetof(bench_values, calls), 1, 100000, "N",
+     "calls of each run (default 1, on a device with a queue 20)"},
+    {"full", NBL_OPTION_FLAG, offsetof(bench_values, full), 0, 0, NULL,
+     "every query token sees all tokens: not causal"},
     {"cold", NBL_OPTION_FLAG, offsetof(bench_values, cold), 0, 0, NULL,
      "go round copies of the cache that exceed the last-level cache together"},
     NBL_SESSION_OPTION_ROWS(bench_values),
@@ -40,42 +55,40 @@ static int bench_run(int argc, char **argv, nbl_fault *fault);
 const nbl_command nbl_command_bench = {
     "bench",
     "Times one operation on a paged pool with shuffled pages.",
-    "attend  --nq query tokens of each sequence over its --kv tokens, causal\n"
+    "attend  --nq query tokens of each sequence over its --kv tokens\n"
     "append  writes the last --nq tokens of each sequence\n"
-    "gather  dequantizes all tokens\n"
-    "tokens_per_s counts cached tokens read or written; kv_bytes are their codes and scales; gb_per_s = kv_bytes / "
-    "median.\n"
+    "prefill  both: append, then attend\n"
+    "gather  dequantizes all tokens, transforms left in\n"
+    "copy_pages, transcode  all pages of the sequences to other pages; transcode reads int8\n"
+    "tokens_per_s counts cached tokens read or written; kv_bytes are their codes and scales of the recipe; gb_per_s = "
+    "kv_bytes / median.\n"
+    "moved_bytes are all bytes read and written, inputs and outputs included; moved_gb_per_s = moved_bytes / median.\n"
     "Inputs and outputs are bf16. One region of the recipe's formats; first tokens kept in int8 play no part.\n"
+    "On a device the calls of a run are queued first and then timed by the device's events.\n"
     "Nothing is pinned: for steady figures of sim set OMP_PROC_BIND=close and OMP_PLACES=cores.\n",
     bench_options,
     sizeof bench_options / sizeof bench_options[0],
     bench_run,
 };
 
-enum {
-    WARMUP_RUNS = 2,
-    DEVICE_CALLS_PER_RUN = 20, /* on a device with its own queue: hides the wait at the end */
-    FILL_TOKENS = 2048,
-    LAYERS_MAX = 64,
-    SEED_INPUT = 11
-};
-
 /* One recipe: its pool filled, its arguments ready. */
 typedef struct bench_case {
     nbl_session *session;
+    nbl_timer *timer;
     const bench_values *values;
     const char *name;
     nbl_recipe recipe;
     nbl_kv_shape shape;
-    nbl_page_layout layout;
-    nbl_region region;
+    nbl_page_layout layout;        /* of the recipe's formats */
+    nbl_page_layout source_layout; /* of the pages that hold the tokens: int8 for transcode, else the same */
+    nbl_region regions[2];         /* pages with the tokens; pages that page operations write */
     nbl_pool pool;
     nbl_centers centers;
     uint32_t pages_per_sequence;
     uint32_t input_tokens; /* rows of k and v */
     uint32_t layer;        /* the next run's */
-    void *codes, *scales, *center_codes, *center_exponents, *center_shifts, *center_rows;
-    void *slots, *write_slots, *page_table, *kv_len, *q_indptr, *one_indptr;
+    void *codes[2], *scales[2], *center_codes, *center_exponents, *center_shifts, *center_rows;
+    void *slots, *write_slots, *page_table, *target_pages, *page_tokens, *kv_len, *q_indptr, *one_indptr;
     void *q, *k, *v, *o, *lse, *k_out, *v_out;
     void *append_workspace, *attend_workspace;
     uint64_t append_workspace_bytes, attend_workspace_bytes;
@@ -87,6 +100,11 @@ static uint32_t v_dim_of(const bench_values *values)
     return values->shape.v_dim ? values->shape.v_dim : values->shape.k_dim;
 }
 
+static bool is_op(const bench_values *values, const char *name)
+{
+    return strcmp(values->op_name, name) == 0;
+}
+
 static uint64_t tokens_total(const bench_values *values)
 {
     return (uint64_t)values->batch * values->shape.kv_tokens;
@@ -95,14 +113,37 @@ static uint64_t tokens_total(const bench_values *values)
 /* Tokens one call reads or writes. */
 static uint64_t tokens_per_call(const bench_values *values)
 {
-    bool append = strcmp(values->op_name, "append") == 0;
-    return append ? (uint64_t)values->batch * values->shape.q_tokens : tokens_total(values);
+    return is_op(values, "append") ? (uint64_t)values->batch * values->shape.q_tokens : tokens_total(values);
+}
+
+static uint64_t page_bytes_of(const nbl_page_layout *layout)
+{
+    return layout->code_page_bytes + layout->scale_page_bytes;
 }
 
 static uint64_t bytes_per_call(const bench_case *c)
 {
-    uint64_t page_bytes = c->layout.code_page_bytes + c->layout.scale_page_bytes;
-    return tokens_per_call(c->values) * page_bytes / c->values->page_tokens;
+    return tokens_per_call(c->values) * page_bytes_of(&c->layout) / c->values->page_tokens;
+}
+
+/* Operations from pages to pages. */
+static bool is_page_op(const bench_values *values)
+{
+    return is_op(values, "copy_pages") || is_op(values, "transcode");
+}
+
+/* Bytes that one call must read and write, everything once. */
+static uint64_t moved_per_call(const bench_case *c)
+{
+    const bench_values *values = c->values;
+    uint64_t row_bytes = (uint64_t)(values->shape.k_dim + v_dim_of(values)) * sizeof(uint16_t);
+    if (is_page_op(values))
+        return (uint64_t)c->pages_per_sequence * values->batch *
+               (page_bytes_of(&c->layout) + page_bytes_of(&c->source_layout));
+    uint64_t q_rows = (uint64_t)values->batch * values->shape.q_tokens * values->shape.q_heads;
+    uint64_t kv_rows = tokens_per_call(values) * values->shape.kv_heads;
+    uint64_t rows = is_op(values, "attend") ? q_rows : is_op(values, "prefill") ? q_rows + kv_rows : kv_rows;
+    return bytes_per_call(c) * (is_op(values, "prefill") ? 2 : 1) + rows * row_bytes;
 }
 
 static nbl_tensor bf16_rows(void *data, uint64_t tokens, uint32_t heads, uint32_t dim)
@@ -111,17 +152,27 @@ static nbl_tensor bf16_rows(void *data, uint64_t tokens, uint32_t heads, uint32_
 }
 
 /* Layers are the copies that --cold goes round. */
-static uint32_t layers_needed(const bench_values *values, const nbl_page_layout *layout, uint64_t pages)
+static uint32_t layers_needed(const bench_case *c, uint64_t pages)
 {
-    static const long last_level_bytes_default = 64l << 20;
-    if (!values->cold)
+    if (!c->values->cold || is_page_op(c->values))
         return 1;
-    long last_level_bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
-    if (last_level_bytes <= 0)
-        last_level_bytes = last_level_bytes_default;
-    uint64_t cache_bytes = pages * (layout->code_page_bytes + layout->scale_page_bytes);
-    uint64_t layers = 2 * (uint64_t)last_level_bytes / cache_bytes + 2;
-    return layers < LAYERS_MAX ? (uint32_t)layers : LAYERS_MAX;
+    uint64_t cache_bytes = pages * page_bytes_of(&c->layout);
+    uint64_t layers = 2 * nbl_timer_cache_bytes(c->timer) / cache_bytes + 2;
+    uint64_t most = c->session->stream.kind == NBL_STREAM_HOST ? HOST_LAYERS_MAX : DEVICE_LAYERS_MAX;
+    return (uint32_t)(layers < most ? layers : most);
+}
+
+static int make_layouts(bench_case *c, nbl_fault *fault)
+{
+    nbl_error err = NBL_INIT(nbl_error);
+    const bool transcode = is_op(c->values, "transcode");
+    const nbl_api_v1 *api = c->session->api;
+    c->layout = c->source_layout = (nbl_page_layout)NBL_INIT(nbl_page_layout);
+    nbl_status status = api->kv_layout(&c->shape, c->recipe.k_format, c->recipe.v_format, &c->layout, &err);
+    if (status == NBL_OK)
+        status = api->kv_layout(&c->shape, transcode ? NBL_INT8 : c->recipe.k_format,
+                                transcode ? NBL_INT8 : c->recipe.v_format, &c->source_layout, &err);
+    return status == NBL_OK ? NBL_EXIT_OK : nbl_fault_from_api(fault, NBL_EXIT_USAGE, "layout", &err);
 }
 
 static int make_shape(bench_case *c, nbl_fault *fault)
@@ -132,42 +183,78 @@ static int make_shape(bench_case *c, nbl_fault *fault)
                                .v_dim = v_dim_of(values),
                                .kv_tokens = values->shape.kv_tokens};
     nbl_cache_config config;
-    nbl_error err = NBL_INIT(nbl_error);
     int code = nbl_cache_config_make(c->session->api, &shape, c->name, values->page_tokens, &config, &c->recipe, fault);
     if (code != NBL_EXIT_OK)
         return code;
     c->shape = config.shape;
-    c->layout = (nbl_page_layout)NBL_INIT(nbl_page_layout);
-    if (c->session->api->kv_layout(&c->shape, c->recipe.k_format, c->recipe.v_format, &c->layout, &err) != NBL_OK)
-        return nbl_fault_from_api(fault, NBL_EXIT_USAGE, "layout", &err);
+    code = make_layouts(c, fault);
+    if (code != NBL_EXIT_OK)
+        return code;
     c->pages_per_sequence = (values->shape.kv_tokens + values->page_tokens - 1) / values->page_tokens;
     uint64_t pages = (uint64_t)c->pages_per_sequence * values->batch;
     if (pages > INT32_MAX || tokens_total(values) > INT32_MAX)
         return nbl_fault_set(fault, NBL_EXIT_USAGE, "--batch: %" PRIu64 " tokens in all; at most %d are allowed",
                              tokens_total(values), INT32_MAX);
-    c->shape.layers = layers_needed(values, &c->layout, pages);
+    c->shape.layers = layers_needed(c, pages);
     return NBL_EXIT_OK;
+}
+
+/* Region i: pages with the tokens, or those that page operations write. */
+static int make_region(bench_case *c, uint32_t i, nbl_fault *fault)
+{
+    const nbl_page_layout *layout = i == 0 ? &c->source_layout : &c->layout;
+    uint32_t pages = c->pages_per_sequence * c->values->batch;
+    bool is_source = i == 0 && is_op(c->values, "transcode");
+    nbl_region *region = &c->regions[i];
+    *region = (nbl_region){.k_format = is_source ? NBL_INT8 : c->recipe.k_format,
+                           .v_format = is_source ? NBL_INT8 : c->recipe.v_format,
+                           .first_page = i * pages,
+                           .page_count = pages,
+                           .code_page_stride = layout->code_page_bytes,
+                           .code_layer_stride = layout->code_page_bytes * pages,
+                           .scale_page_stride = layout->scale_page_bytes,
+                           .scale_layer_stride = layout->scale_page_bytes * pages};
+    int code = nbl_session_alloc(c->session, region->code_layer_stride * c->shape.layers, &c->codes[i], fault);
+    if (code == NBL_EXIT_OK && region->scale_layer_stride > 0)
+        code = nbl_session_alloc(c->session, region->scale_layer_stride * c->shape.layers, &c->scales[i], fault);
+    region->codes = c->codes[i];
+    region->scales = c->scales[i];
+    return code;
 }
 
 static int make_pool(bench_case *c, nbl_fault *fault)
 {
-    uint32_t pages = c->pages_per_sequence * c->values->batch;
-    c->region = (nbl_region){.k_format = c->recipe.k_format,
-                             .v_format = c->recipe.v_format,
-                             .page_count = pages,
-                             .code_page_stride = c->layout.code_page_bytes,
-                             .code_layer_stride = c->layout.code_page_bytes * pages,
-                             .scale_page_stride = c->layout.scale_page_bytes,
-                             .scale_layer_stride = c->layout.scale_page_bytes * pages};
-    int code = nbl_session_alloc(c->session, c->region.code_layer_stride * c->shape.layers, &c->codes, fault);
-    if (code == NBL_EXIT_OK && c->region.scale_layer_stride > 0)
-        code = nbl_session_alloc(c->session, c->region.scale_layer_stride * c->shape.layers, &c->scales, fault);
-    c->region.codes = c->codes;
-    c->region.scales = c->scales;
     c->pool = (nbl_pool)NBL_INIT(nbl_pool);
     c->pool.shape = &c->shape;
-    c->pool.regions = &c->region;
-    c->pool.region_count = 1;
+    c->pool.regions = c->regions;
+    c->pool.region_count = is_page_op(c->values) ? 2 : 1;
+    int code = NBL_EXIT_OK;
+    for (uint32_t i = 0; i < c->pool.region_count && code == NBL_EXIT_OK; i++)
+        code = make_region(c, i, fault);
+    return code;
+}
+
+/* Where page operations write, and how many tokens of each page. */
+static int make_targets(bench_case *c, nbl_fault *fault)
+{
+    uint32_t pages = c->pages_per_sequence * c->values->batch;
+    if (!is_page_op(c->values))
+        return NBL_EXIT_OK;
+    int32_t *ids = nbl_alloc(pages, sizeof *ids, fault);
+    int32_t *counts = nbl_alloc(pages, sizeof *counts, fault);
+    int code = ids && counts ? NBL_EXIT_OK : NBL_EXIT_FAILED;
+    if (code == NBL_EXIT_OK) {
+        nbl_generate_permutation(ids, pages, c->values->shape.seed + 1);
+        for (uint32_t i = 0; i < pages; i++) {
+            ids[i] += (int32_t)pages;
+            counts[i] = (int32_t)c->values->page_tokens;
+        }
+        code = nbl_session_upload(c->session, ids, pages * sizeof *ids, &c->target_pages, fault);
+    }
+    if (code == NBL_EXIT_OK)
+        code = nbl_session_upload(c->session, counts, pages * sizeof *counts, &c->page_tokens, fault);
+    free(ids);
+    free(counts);
     return code;
 }
 
@@ -249,14 +336,18 @@ static int make_lengths(bench_case *c, nbl_fault *fault)
     return code;
 }
 
+/* Random rows; from some size on the same numbers again, since making them takes longer than any run. */
 static int make_rows(bench_case *c, uint64_t count, uint64_t stream, void **out_rows, nbl_fault *fault)
 {
-    float *values = nbl_alloc(count, sizeof *values, fault);
+    uint64_t distinct = count < DISTINCT_INPUTS ? count : DISTINCT_INPUTS;
+    float *values = nbl_alloc(distinct, sizeof *values, fault);
     uint16_t *rounded = nbl_alloc(count, sizeof *rounded, fault);
     int code = values && rounded ? NBL_EXIT_OK : NBL_EXIT_FAILED;
     if (code == NBL_EXIT_OK) {
-        nbl_generate_gaussian(values, count, c->values->shape.seed, SEED_INPUT + stream);
-        nbl_f32_to_bf16(values, count, rounded);
+        nbl_generate_gaussian(values, distinct, c->values->shape.seed, SEED_INPUT + stream);
+        nbl_f32_to_bf16(values, distinct, rounded);
+        for (uint64_t i = distinct; i < count; i++)
+            rounded[i] = rounded[i - distinct];
         code = nbl_session_upload(c->session, rounded, count * sizeof *rounded, out_rows, fault);
     }
     free(values);
@@ -272,16 +363,17 @@ static int make_tensors(bench_case *c, nbl_fault *fault)
     uint32_t fill = values->shape.kv_tokens < FILL_TOKENS ? values->shape.kv_tokens : FILL_TOKENS;
     c->input_tokens = q_rows > fill ? (uint32_t)q_rows : fill;
     uint64_t kv_rows = (uint64_t)c->input_tokens * values->shape.kv_heads;
-    int code = make_rows(c, q_rows * heads * values->shape.k_dim, 0, &c->q, fault);
-    if (code == NBL_EXIT_OK)
-        code = make_rows(c, kv_rows * values->shape.k_dim, 1, &c->k, fault);
+    int code = make_rows(c, kv_rows * values->shape.k_dim, 1, &c->k, fault);
     if (code == NBL_EXIT_OK)
         code = make_rows(c, kv_rows * v_dim, 2, &c->v, fault);
-    if (code == NBL_EXIT_OK)
-        code = nbl_session_alloc(c->session, q_rows * heads * v_dim * sizeof(uint16_t), &c->o, fault);
-    if (code == NBL_EXIT_OK)
-        code = nbl_session_alloc(c->session, q_rows * heads * sizeof(float), &c->lse, fault);
-    if (code != NBL_EXIT_OK || strcmp(values->op_name, "gather") != 0)
+    if (code == NBL_EXIT_OK && (is_op(values, "attend") || is_op(values, "prefill"))) {
+        code = make_rows(c, q_rows * heads * values->shape.k_dim, 0, &c->q, fault);
+        if (code == NBL_EXIT_OK)
+            code = nbl_session_alloc(c->session, q_rows * heads * v_dim * sizeof(uint16_t), &c->o, fault);
+        if (code == NBL_EXIT_OK)
+            code = nbl_session_alloc(c->session, q_rows * heads * sizeof(float), &c->lse, fault);
+    }
+    if (code != NBL_EXIT_OK || !is_op(values, "gather"))
         return code;
     uint64_t out_rows = tokens_total(values) * values->shape.kv_heads;
     code = nbl_session_alloc(c->session, out_rows * values->shape.k_dim * sizeof(uint16_t), &c->k_out, fault);
@@ -348,7 +440,7 @@ static int fill_part(bench_case *c, uint32_t layer, uint32_t sequence, uint32_t 
     if (code == NBL_EXIT_OK)
         code = append_call(c, &args, fault);
     if (code == NBL_EXIT_OK)
-        code = nbl_session_sync(c->session, c->codes, fault); /* one_indptr is freed next */
+        code = nbl_session_sync(c->session, c->codes[0], fault); /* one_indptr is freed next */
     nbl_session_release(c->session, c->one_indptr);
     c->one_indptr = NULL;
     return code;
@@ -373,7 +465,7 @@ static int fill(bench_case *c, nbl_fault *fault)
 static int call_append(bench_case *c, nbl_fault *fault)
 {
     const bench_values *values = c->values;
-    uint64_t tokens = tokens_per_call(values);
+    uint64_t tokens = (uint64_t)values->batch * values->shape.q_tokens;
     nbl_append_args args = NBL_INIT(nbl_append_args);
     args.layer = c->layer;
     args.batch = values->batch;
@@ -391,7 +483,7 @@ static int call_attend(bench_case *c, nbl_fault *fault)
     uint64_t q_rows = (uint64_t)values->batch * values->shape.q_tokens;
     nbl_error err = NBL_INIT(nbl_error);
     nbl_attend_args args = NBL_INIT(nbl_attend_args);
-    args.flags = NBL_ATTEND_CAUSAL;
+    args.flags = values->full ? 0 : NBL_ATTEND_CAUSAL;
     args.pool = &c->pool;
     args.layer = c->layer;
     args.q_heads = values->shape.q_heads;
@@ -415,6 +507,12 @@ static int call_attend(bench_case *c, nbl_fault *fault)
     return NBL_EXIT_OK;
 }
 
+static int call_prefill(bench_case *c, nbl_fault *fault)
+{
+    int code = call_append(c, fault);
+    return code == NBL_EXIT_OK ? call_attend(c, fault) : code;
+}
+
 static int call_gather(bench_case *c, nbl_fault *fault)
 {
     const bench_values *values = c->values;
@@ -432,10 +530,40 @@ static int call_gather(bench_case *c, nbl_fault *fault)
     return NBL_EXIT_OK;
 }
 
+static int call_copy_pages(bench_case *c, nbl_fault *fault)
+{
+    nbl_error err = NBL_INIT(nbl_error);
+    nbl_copy_pages_args args = NBL_INIT(nbl_copy_pages_args);
+    args.src_pool = args.dst_pool = &c->pool;
+    args.src_pages = c->page_table;
+    args.dst_pages = c->target_pages;
+    args.count = c->pages_per_sequence * c->values->batch;
+    args.stream = c->session->stream;
+    if (c->session->api->copy_pages(c->session->device, &args, &err) != NBL_OK)
+        return nbl_fault_from_api(fault, NBL_EXIT_FAILED, "copy_pages", &err);
+    return NBL_EXIT_OK;
+}
+
+static int call_transcode(bench_case *c, nbl_fault *fault)
+{
+    nbl_error err = NBL_INIT(nbl_error);
+    nbl_transcode_args args = NBL_INIT(nbl_transcode_args);
+    args.src_pool = args.dst_pool = &c->pool;
+    args.src_pages = c->page_table;
+    args.dst_pages = c->target_pages;
+    args.token_counts = c->page_tokens;
+    args.count = c->pages_per_sequence * c->values->batch;
+    args.stream = c->session->stream;
+    if (c->session->api->transcode(c->session->device, &args, &err) != NBL_OK)
+        return nbl_fault_from_api(fault, NBL_EXIT_FAILED, "transcode", &err);
+    return NBL_EXIT_OK;
+}
+
 static const struct {
     const char *name;
     int (*call)(bench_case *c, nbl_fault *fault);
-} operations[] = {{"attend", call_attend}, {"append", call_append}, {"gather", call_gather}};
+} operations[] = {{"attend", call_attend}, {"append", call_append},         {"prefill", call_prefill},
+                  {"gather", call_gather}, {"copy_pages", call_copy_pages}, {"transcode", call_transcode}};
 
 static int call_once(bench_case *c, nbl_fault *fault)
 {
@@ -448,23 +576,34 @@ static int call_once(bench_case *c, nbl_fault *fault)
     return code;
 }
 
+static uint32_t calls_per_run(const bench_case *c)
+{
+    uint32_t usual = c->session->stream.kind == NBL_STREAM_HOST ? 1 : DEVICE_CALLS_PER_RUN;
+    return c->values->calls > 0 ? c->values->calls : usual;
+}
+
 static int time_run(bench_case *c, double *out_s, nbl_fault *fault)
 {
-    int calls = c->session->stream.kind == NBL_STREAM_HOST ? 1 : DEVICE_CALLS_PER_RUN;
-    int code = NBL_EXIT_OK;
-    double start_s = nbl_clock_s();
-    for (int i = 0; i < calls && code == NBL_EXIT_OK; i++)
+    uint32_t calls = calls_per_run(c);
+    nbl_fault stop_fault;
+    int code = nbl_timer_start(c->timer, fault);
+    if (code != NBL_EXIT_OK)
+        return code;
+    for (uint32_t i = 0; i < calls && code == NBL_EXIT_OK; i++)
         code = call_once(c, fault);
-    if (code == NBL_EXIT_OK)
-        code = nbl_session_sync(c->session, c->codes, fault);
-    *out_s = (nbl_clock_s() - start_s) / calls;
-    return code;
+    int stopped = nbl_timer_stop(c->timer, out_s, &stop_fault);
+    *out_s /= calls;
+    if (code == NBL_EXIT_OK && stopped != NBL_EXIT_OK)
+        *fault = stop_fault;
+    if (code == NBL_EXIT_OK && stopped == NBL_EXIT_OK)
+        return nbl_session_sync(c->session, c->codes[0], fault);
+    return code != NBL_EXIT_OK ? code : stopped;
 }
 
 static int prepare(bench_case *c, nbl_fault *fault)
 {
-    static int (*const steps[])(bench_case *, nbl_fault *) = {make_shape, make_pool,    make_centers,
-                                                              make_slots, make_lengths, make_tensors};
+    static int (*const steps[])(bench_case *, nbl_fault *) = {make_shape,   make_pool,    make_centers, make_slots,
+                                                              make_targets, make_lengths, make_tensors};
     int code = NBL_EXIT_OK;
     for (size_t i = 0; i < sizeof steps / sizeof steps[0] && code == NBL_EXIT_OK; i++)
         code = steps[i](c, fault);
@@ -482,8 +621,10 @@ static int prepare(bench_case *c, nbl_fault *fault)
 
 static void release(bench_case *c)
 {
-    void *const buffers[] = {c->codes,
-                             c->scales,
+    void *const buffers[] = {c->codes[0],
+                             c->scales[0],
+                             c->codes[1],
+                             c->scales[1],
                              c->center_codes,
                              c->center_exponents,
                              c->center_shifts,
@@ -491,6 +632,8 @@ static void release(bench_case *c)
                              c->slots,
                              c->write_slots,
                              c->page_table,
+                             c->target_pages,
+                             c->page_tokens,
                              c->kv_len,
                              c->q_indptr,
                              c->one_indptr,
@@ -508,12 +651,22 @@ static void release(bench_case *c)
     free(c->times_s);
 }
 
+/* A first call outside the timer: a driver that loads kernels on first use waits for the stream, which the timer
+ * holds. */
+static int load_kernels(bench_case *c, nbl_fault *fault)
+{
+    int code = call_once(c, fault);
+    return code == NBL_EXIT_OK ? nbl_session_sync(c->session, c->codes[0], fault) : code;
+}
+
 /* Recipes take turns, so that a slow moment of the machine hits all of them. */
 static int time_all(bench_case *cases, size_t count, uint32_t runs, nbl_fault *fault)
 {
     int code = NBL_EXIT_OK;
     double ignored;
     nbl_progress progress = nbl_progress_start("runs", (uint64_t)runs * count);
+    for (size_t i = 0; i < count && code == NBL_EXIT_OK; i++)
+        code = load_kernels(&cases[i], fault);
     for (uint32_t run = 0; run < WARMUP_RUNS; run++) {
         for (size_t i = 0; i < count && code == NBL_EXIT_OK; i++)
             code = time_run(&cases[i], &ignored, fault);
@@ -553,18 +706,22 @@ static json_t *case_json(const bench_case *c)
     json_object_set_new(row, "threads", nbl_json_uint(c->session->caps.threads));
     json_object_set_new(row, "isa", json_string(c->session->caps.isa));
     json_object_set_new(row, "runs", nbl_json_uint(values->runs));
+    json_object_set_new(row, "calls", nbl_json_uint(calls_per_run(c)));
+    json_object_set_new(row, "full", json_boolean(values->full));
     json_object_set_new(row, "cache_copies", nbl_json_uint(c->shape.layers));
     json_object_set_new(row, "median_ms", nbl_json_real(1e3 * median_s));
     json_object_set_new(row, "min_ms", nbl_json_real(1e3 * c->times_s[0]));
     json_object_set_new(row, "tokens_per_s", nbl_json_real((double)tokens_per_call(values) / median_s));
     json_object_set_new(row, "gb_per_s", nbl_json_real(1e-9 * (double)bytes_per_call(c) / median_s));
     json_object_set_new(row, "kv_bytes", nbl_json_uint(bytes_per_call(c)));
+    json_object_set_new(row, "moved_bytes", nbl_json_uint(moved_per_call(c)));
+    json_object_set_new(row, "moved_gb_per_s", nbl_json_real(1e-9 * (double)moved_per_call(c) / median_s));
     return row;
 }
 
 static void table_row(nbl_table *table, const json_t *row)
 {
-    static const char *const reals[] = {"median_ms", "min_ms", "tokens_per_s", "gb_per_s"};
+    static const char *const reals[] = {"median_ms", "min_ms", "tokens_per_s", "gb_per_s", "moved_gb_per_s"};
     nbl_table_add(table, "%s", json_string_value(json_object_get(row, "recipe")));
     for (size_t i = 0; i < sizeof reals / sizeof reals[0]; i++)
         nbl_table_add(table, i == 2 ? "%.4g" : "%.4f", json_number_value(json_object_get(row, reals[i])));
@@ -573,7 +730,8 @@ static void table_row(nbl_table *table, const json_t *row)
 
 static int print_cases(bench_case *cases, size_t count, nbl_fault *fault)
 {
-    static const char *const headings[] = {"recipe", "median_ms", "min_ms", "tokens/s", "GB/s", "kv_bytes"};
+    static const char *const headings[] = {"recipe", "median_ms",  "min_ms",  "tokens/s",
+                                           "GB/s",   "moved GB/s", "kv_bytes"};
     const bench_values *values = cases[0].values;
     nbl_table table;
     json_t *rows = json_array();
@@ -600,13 +758,15 @@ static int print_cases(bench_case *cases, size_t count, nbl_fault *fault)
     return code;
 }
 
-static int bench_recipes(nbl_session *session, const bench_values *values, const nbl_list *recipes, nbl_fault *fault)
+static int bench_recipes(nbl_session *session, nbl_timer *timer, const bench_values *values, const nbl_list *recipes,
+                         nbl_fault *fault)
 {
     bench_case *cases = nbl_alloc(recipes->count, sizeof *cases, fault);
     int code = cases ? NBL_EXIT_OK : NBL_EXIT_FAILED;
     size_t prepared = 0;
     for (; prepared < recipes->count && code == NBL_EXIT_OK; prepared++) {
-        cases[prepared] = (bench_case){.session = session, .values = values, .name = recipes->items[prepared]};
+        cases[prepared] =
+            (bench_case){.session = session, .timer = timer, .values = values, .name = recipes->items[prepared]};
         code = prepare(&cases[prepared], fault);
     }
     if (code == NBL_EXIT_OK)
@@ -625,8 +785,10 @@ static int check_values(const bench_values *values, nbl_fault *fault)
     for (size_t i = 0; i < sizeof operations / sizeof operations[0]; i++)
         known = known || strcmp(operations[i].name, values->op_name) == 0;
     if (!known)
-        return nbl_fault_set(fault, NBL_EXIT_USAGE, "--op: unknown operation \"%.64s\" (known: attend, append, gather)",
-                             values->op_name);
+        return nbl_fault_set(
+            fault, NBL_EXIT_USAGE,
+            "--op: unknown operation \"%.64s\" (known: attend, append, prefill, gather, copy_pages, transcode)",
+            values->op_name);
     nbl_problem shape = {.q_tokens = values->shape.q_tokens,
                          .q_heads = values->shape.q_heads,
                          .kv_tokens = values->shape.kv_tokens,
@@ -656,7 +818,11 @@ static int bench_run(int argc, char **argv, nbl_fault *fault)
         code = nbl_session_open(&session, &values.session, fault);
     if (code != NBL_EXIT_OK)
         return code;
-    code = bench_recipes(&session, &values, &recipes, fault);
+    nbl_timer *timer = NULL;
+    code = nbl_timer_open(&session, &timer, fault);
+    if (code == NBL_EXIT_OK)
+        code = bench_recipes(&session, timer, &values, &recipes, fault);
+    nbl_timer_close(timer);
     nbl_session_close(&session);
     return code;
 }

@@ -144,6 +144,27 @@ static void find_failure(findings *all, enum verdict verdict, const char *topic,
     find(all, verdict, topic, fix, "%s%s%s", device ? attempt.path : "", device ? ": " : "", fault->text);
 }
 
+/* What to do about a file that was found and cannot be loaded; the words are those of the runtime's messages. */
+static const char *file_fix(const nbl_fault *fault)
+{
+    static const char *const fixes[][2] = {
+        {"writable by everyone", "take that right away (chmod o-w), or install elsewhere and set NIBBLE_BACKEND_DIR"},
+        {"truncated", "copy or install the file again: it is not whole"},
+        {"damaged", "copy or install the file again: it is not whole"},
+        {"is empty", "copy or install the file again: it is not whole"},
+        {"its dependency", "install the library named, or put it where ld.so looks"},
+        {"static TLS", "set GLIBC_TUNABLES as said, or build the simulator with -DNIBBLE_OPENMP=OFF"},
+        {"is for machine", "install the package of this machine"},
+        {"this CPU has", "install a backend built for this CPU"},
+        {"backend ABI", "install runtime and backends of one version"},
+        {"implements", "install runtime and backends of one version"},
+    };
+    for (size_t i = 0; i < sizeof fixes / sizeof fixes[0]; i++)
+        if (strstr(fault->text, fixes[i][0]))
+            return fixes[i][1];
+    return "reinstall; runtime, backend and the libraries it needs do not fit";
+}
+
 static void check_sim(findings *all, const char *backend_dir)
 {
     nbl_session session;
@@ -156,7 +177,7 @@ static void check_sim(findings *all, const char *backend_dir)
         const char *fix = phase_reached(&session) <= NBL_PHASE_FIND
                               ? "install libnibble-backend-sim.so.1 in nibble/ beside libnibble, or set "
                                 "NIBBLE_BACKEND_DIR"
-                              : "reinstall; runtime and backend do not fit";
+                              : file_fix(&fault);
         find_failure(all, VERDICT_FAIL, "sim", fix, &session, &fault);
     }
     nbl_session_close(&session);
@@ -193,9 +214,13 @@ static const char *cuda_fix(const nbl_session *session, const nbl_fault *fault)
     if (phase <= NBL_PHASE_FIND)
         return "build or install libnibble-backend-cuda.so.1, or use --backend sim";
     if (phase < NBL_PHASE_LOADED)
-        return "reinstall; runtime, backend and the libraries it needs do not fit";
+        return file_fix(fault);
+    if (strstr(fault->text, "toolkit"))
+        return "take the CUDA toolkit's stand-in for libcuda out of LD_LIBRARY_PATH, or use --backend sim";
+    if (strstr(fault->text, "too old"))
+        return "update the NVIDIA driver, or use --backend sim";
     if (strstr(fault->text, "driver"))
-        return "install or update the NVIDIA driver, or use --backend sim";
+        return "install the NVIDIA driver, or use --backend sim";
     return "make a GPU visible (CUDA_VISIBLE_DEVICES, container runtime), or use --backend sim";
 }
 

@@ -30,4 +30,16 @@ NBL_FN uint32_t nbl_e2m1_encode(float x)
     return code != 0 && x < 0.0f ? code | 8u : code;
 }
 
+/** nbl_e2m1_encode of a magnitude up to 6, without comparisons. Added to a, each of three numbers leaves the code in
+ * the low bits of the sum, right where its step applies: 2a below 2, a + 2 from 2 to 4, a/2 + 4 from 4 on. Elsewhere
+ * it is not smaller than the right one. */
+NBL_FN uint32_t nbl_e2m1_encode_magnitude(float a)
+{
+    uint32_t low = nbl_bits_of(a + 6291456.0f) - 0x4AC00000u;            /* 1.5 * 2^22 */
+    uint32_t middle = nbl_bits_of(a + (NBL_MAGIC + 2.0f)) - 0x4B400000u; /* 1.5 * 2^23 + 2 */
+    uint32_t high = nbl_bits_of(a + (25165824.0f + 8.0f)) - 0x4BC00000u; /* 1.5 * 2^24 + 8 */
+    uint32_t least = middle < high ? middle : high;
+    return low < least ? low : least;
+}
+
 #endif

@@ -15,7 +15,6 @@
 #define NBL_REBASE 32.0f
 #define NBL_LOGIT_MAX 4194304.0f /**< Z_MAX */
 #define NBL_WEIGHT_MIN (-126.0f) /**< exponents below this weigh nothing */
-#define NBL_MAGIC 12582912.0f    /**< 1.5 * 2^23: adding it rounds to an integer held in the low bits */
 
 /** exp2p(x), x <= 0 (NUM 1.5). */
 NBL_FN float nbl_exp2p(float x)

@@ -19,6 +19,8 @@
 #define NBL_FN static inline
 #endif
 
+#define NBL_MAGIC 12582912.0f /**< 1.5 * 2^23: adding it rounds to an integer held in the low bits */
+
 /** Bits of a binary32. */
 NBL_FN uint32_t nbl_bits_of(float x)
 {

@@ -849,15 +849,15 @@ Test(tool, compare_writes_csv_of_a_capture)
 
 Test(tool, bench_reports_each_recipe)
 {
-    static const char *const operations[] = {"attend", "append", "gather"};
+    static const char *const operations[] = {"attend", "append", "prefill", "gather", "copy_pages", "transcode"};
     for (size_t i = 0; i < sizeof operations / sizeof operations[0]; i++) {
         json_t *list =
             tool_json(TOOL("bench", "--json", "--op", operations[i], "--batch", "3", "--hq", "4", "--hkv", "2", "--d",
                            "64", "--kv", "200", "--nq", "2", "--page", "20", "--runs", "3", "--recipe", "kv8,qk4v8"));
         cr_assert(json_array_size(list) == 2, "%zu rows", json_array_size(list));
         assert_keys(json_array_get(list, 0),
-                    "backend op recipe batch hq hkv d dv kv nq page threads isa runs cache_copies "
-                    "median_ms min_ms tokens_per_s gb_per_s kv_bytes");
+                    "backend op recipe batch hq hkv d dv kv nq page threads isa runs calls full cache_copies "
+                    "median_ms min_ms tokens_per_s gb_per_s kv_bytes moved_bytes moved_gb_per_s");
         /* Pages of 20: 20*64 code bytes and 20 scale bytes padded to 32, per vector kind and head. */
         double tokens = strcmp(operations[i], "append") == 0 ? 3 * 2 : 3 * 200;
         double kv_bytes = floor(tokens * (2 * 2 * (20 * 64 + 32)) / 20.0);

@@ -125,3 +125,15 @@ Test(cuda_select, range_leaves_its_chunks)
     cuda_plan_restrict(&p, 40 * NBL_CHUNK_TOKENS, 90 * NBL_CHUNK_TOKENS);
     cr_assert(p.chunks == 0, "range past the cache: %u chunks", p.chunks);
 }
+
+Test(cuda_select, gpus_before_ampere_are_refused)
+{
+    static const uint32_t old[] = {30, 61, 70, 72, 75};
+    static const uint32_t good[] = {80, 86, 87, 89, 90, 100, 103, 120, 121};
+    for (size_t i = 0; i < sizeof old / sizeof old[0]; ++i) {
+        cr_assert(!cuda_capability_supported(old[i]), "capability %u", old[i]);
+    }
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; ++i) {
+        cr_assert(cuda_capability_supported(good[i]), "capability %u", good[i]);
+    }
+}

@@ -233,3 +233,54 @@ Test(walk, report_outlives_the_runtime_and_is_checked)
     api()->report_free(report);
     api()->report_free(NULL);
 }
+
+/* ------------------------------------------------------------------------------------------------ drivers */
+
+/* One state of the driver: alone it is an error with the driver's own code, in a list the next backend is taken. */
+static void expect_driver(const char *mock, int32_t native, const char *text)
+{
+    nbl_report *report = NULL;
+    nbl_device *device = NULL;
+    nbl_error err = NBL_INIT(nbl_error);
+    char message[256], line[512];
+    put("sim", "sim");
+    put(mock, "cuda");
+    (void)snprintf(message, sizeof message, "nibble: cuda: %s", text);
+    nbl_runtime *alone = load_listed("cuda", NULL);
+    cr_assert_eq(api()->open(alone, NULL, &device, &err), NBL_E_DEVICE, "open: %s", err.message);
+    cr_assert_str_eq(err.message, message, "message is %s", err.message);
+    cr_assert_eq(err.native_code, native, "native code is %d", err.native_code);
+    cr_assert_eq(err.origin, (uint32_t)NBL_ORIGIN_CUDA, "origin is %u", err.origin);
+    nbl_runtime *listed = load_listed("cuda,sim", &report);
+    expect_device(listed, "sim 0");
+    expect_attempt(report, 1, "cuda", NBL_E_DEVICE, NBL_PHASE_DEVICE, message);
+    (void)snprintf(line, sizeof line,
+                   "1 nibble: backend \"cuda\" cannot be used, going on to \"sim\" as nbl_load_options.backend says: "
+                   "cuda: %s\n",
+                   text);
+    cr_assert(has_line(line), "no notice in:\n%s", lines);
+    api()->report_free(report);
+    cr_assert_eq(api()->runtime_destroy(alone, NULL), NBL_OK, "runtime_destroy");
+    cr_assert_eq(api()->runtime_destroy(listed, NULL), NBL_OK, "runtime_destroy");
+    expect_usable();
+}
+
+Test(walk, no_driver)
+{
+    expect_driver("no_driver", 35, "no NVIDIA driver (cudart 13.0, driver 0)");
+}
+
+Test(walk, stub_driver)
+{
+    expect_driver("stub_driver", 34, "the libcuda found is that of the toolkit, not the driver's (34)");
+}
+
+Test(walk, old_driver)
+{
+    expect_driver("old_driver", 35, "driver too old (cudart 13.0, driver for CUDA 12.2)");
+}
+
+Test(walk, hidden_device)
+{
+    expect_driver("hidden_device", 100, "no device visible (CUDA_VISIBLE_DEVICES=\"\")");
+}

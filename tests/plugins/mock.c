@@ -45,6 +45,13 @@
 #define MOCK_OPEN_STATUS NBL_OK
 #endif
 
+#ifndef MOCK_OPEN_NATIVE
+#define MOCK_OPEN_NATIVE 100
+#endif
+#ifndef MOCK_OPEN_TEXT
+#define MOCK_OPEN_TEXT "no device here"
+#endif
+
 #ifndef MOCK_REFUSES
 #define MOCK_REFUSES 0
 #endif
@@ -144,7 +151,7 @@ struct nbl_device {
 static nbl_status device_open(const nbl_device_options *options, nbl_device **out_device, nbl_error *err)
 {
     if (MOCK_OPEN_STATUS != NBL_OK)
-        return host->fail(err, MOCK_OPEN_STATUS, NBL_ORIGIN_CUDA, 100, MOCK_NAME ": no device here");
+        return host->fail(err, MOCK_OPEN_STATUS, NBL_ORIGIN_CUDA, MOCK_OPEN_NATIVE, MOCK_NAME ": " MOCK_OPEN_TEXT);
 #ifdef MOCK_NULL_DEVICE
     (void)options;
     (void)out_device;

@@ -80,6 +80,23 @@ Test(num_codecs, e2m1_decodes_every_code)
 }
 
 /* NUM 2.6 and 3.4: ml_dtypes keeps negative zero, code 8; here it is code 0. */
+/* Every 61st magnitude up to 6, and the neighbours of all ties and values. */
+Test(num_codecs, e2m1_magnitudes_encode_without_comparisons_alike)
+{
+    static const float edges[] = {0.25f, 0.5f, 0.75f, 1.0f, 1.25f, 1.5f, 1.75f, 2.0f, 2.5f, 3.0f, 3.5f, 4.0f, 5.0f};
+    for (uint32_t bits = 0; bits <= nbl_bits_of(6.0f); bits += 61u) {
+        float a = nbl_float_of(bits);
+        cr_assert(nbl_e2m1_encode_magnitude(a) == nbl_e2m1_encode(a), "bits %08x", bits);
+    }
+    for (size_t i = 0; i < sizeof edges / sizeof edges[0]; ++i) {
+        for (uint32_t bits = nbl_bits_of(edges[i]) - 2u; bits <= nbl_bits_of(edges[i]) + 2u; ++bits) {
+            float a = nbl_float_of(bits);
+            cr_assert(nbl_e2m1_encode_magnitude(a) == nbl_e2m1_encode(a), "bits %08x", bits);
+        }
+    }
+    cr_assert(nbl_e2m1_encode_magnitude(6.0f) == 7u, "6 is the last code");
+}
+
 Test(num_codecs, e2m1_encodes_the_golden_list)
 {
     uint32_t count;

@@ -1,18 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file decode.cu
- * @brief attend for few query rows over a long cache: one warp per (sequence, kv head, chunk), at the memory's speed.
+ * @brief attend for few query rows over a long cache: one warp per (sequence, kv head, chunk).
  *
- * Every warp is on its own: it walks the eight tiles of its chunk, keeps a ring of 2 KB parts in shared memory filled
- * by cp.async, and meets no other warp. Budget on an H200: 4.4 TB/s leave an SM 7.4 cycles, 29 issue slots, per token
- * and kv head at 138 bytes (int4p, D = 128). Of a tile of 128 tokens, about 1900 warp instructions (15 a token):
+ * Every warp is on its own: it walks the eight tiles of its chunk, in turns of up to 4 KB of codes that cp.async brings
+ * to shared memory while the turn before is worked on, and meets no other warp. Budget on an H200: 4.4 TB/s leave an SM
+ * 7.4 cycles, 29 issue slots, per token and kv head at 138 bytes (int4p, D = 128). A tile of 128 tokens takes about 2400
+ * warp instructions, 19 a token:
  *
- *     loading, page walk        300    decode_load.cuh
- *     scales                    110    decode_scales.cuh    once per tile, a lane for four tokens
- *     Q K                       550    decode_keys.cuh
- *     softmax                   250    decode_softmax.cuh   a row; up to eight rows double it
- *     P V                       620    decode_values.cuh
+ *     Q K                       800    decode_keys.cuh
+ *     P V                       710    decode_values.cuh
+ *     softmax                   280    decode_softmax.cuh   a row; up to eight rows double it
+ *     loading, page walk        250    decode_load.cuh
+ *     scales                    120    decode_scales.cuh    once per tile, a lane for four tokens
  *     O                          70
+ *     steering                  170
  *
  * The loops over groups are not unrolled: the code would not fit the instruction cache. What a lane hands from one
  * phase to the next goes through its own place in shared memory.

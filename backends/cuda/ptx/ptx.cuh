@@ -120,6 +120,30 @@ PTX_FN uint32_t ptx_keep(uint32_t x)
     return x;
 }
 
+/** Two numbers rounded to bf16, RNE; low in the low half. PTX ISA, Data Movement and Conversion, cvt */
+PTX_FN uint32_t ptx_bf16x2(float low, float high)
+{
+    uint32_t d;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
+/** Two numbers rounded to fp16, likewise. PTX ISA, Data Movement and Conversion, cvt */
+PTX_FN uint32_t ptx_f16x2(float low, float high)
+{
+    uint32_t d;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
+/** The larger number, NaN if one is. PTX ISA, Floating Point, max */
+PTX_FN float ptx_max_nan(float a, float b)
+{
+    float d;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(d) : "f"(a), "f"(b));
+    return d;
+}
+
 /* ------------------------------------------------------------------------------------------------ exponential */
 
 /** 2^x, relative error below 2^-22; subnormal results are 0. PTX ISA, Floating Point, ex2 */

@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { TYPE_STRING = 8, TYPE_ARRAY = 9, VERSION = 3, RANK_MAX = 4, ALIGNMENT = 32 };
+enum { TYPE_STRING = 8, TYPE_ARRAY = 9, VERSION = 3, RANK_MAX = 4, ALIGNMENT = 32, ALIGNMENT_MAX = 65536 };
 enum { F32 = 0, Q5_0 = 6, Q8_0 = 8, Q4_K = 12, Q6_K = 14 };
 
 struct gguf {
@@ -225,9 +225,10 @@ static int scan(gguf *file)
         gguf_tensor tensor;
         (void)read_tensor(&c, &name, &tensor);
     }
-    const uint64_t alignment = (uint64_t)gguf_number(file, "general.alignment", ALIGNMENT);
-    if (c.bad || alignment == 0)
+    const double asked = gguf_number(file, "general.alignment", ALIGNMENT);
+    if (c.bad || !(asked >= 1 && asked <= ALIGNMENT_MAX))
         return 0;
+    const uint64_t alignment = (uint64_t)asked;
     file->data = (c.at + alignment - 1) / alignment * alignment;
     return file->data <= file->size;
 }

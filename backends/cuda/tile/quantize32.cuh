@@ -1,0 +1,387 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file quantize32.cuh
+ * @brief The quantizers of NUM 3 on the 32 elements of a lane, and back.
+ *
+ * Rounding to an integer is one addition of NBL_MAGIC, whose unit in the last place is 1: the integer is then in the
+ * low bits of the sum. The results are those of core/num/quantize.h for every input; the cases that need its clamps
+ * (a vector beyond the largest exponent) go through it.
+ *
+ * 4-bit codes leave as words of K (F3): byte j of word i holds element 8i + j low and 8i + 4 + j high.
+ */
+#ifndef CUDA_QUANTIZE32_H
+#define CUDA_QUANTIZE32_H
+
+#include "decode4.cuh"
+#include "vector32.cuh"
+
+#define INT4P_ROUND (NBL_MAGIC + 8.0f)              /* leaves q + 8, the code, in the low bits */
+#define INT4P_SATURATES 7.5f                        /* rounds to 8 */
+#define INT8_SATURATES 127.5f                       /* rounds to 128 */
+#define RECIPROCALS (NBL_INT4P_MULTIPLIER_MAX + 2u) /* of 0..17; the first and the last are never used for a code */
+
+/** What a lane's elements became. */
+struct codes32 {
+    uint32_t words[VECTOR32 / 4u]; /**< 4 of a 4-bit format, 8 of int8 */
+    int32_t exponent[2];           /**< of both halves; those of int8 and int4p are equal */
+    uint32_t multiplier[2];        /**< m_b of int4p */
+    uint32_t saturated;
+};
+
+/** What there is to know about the elements first. */
+struct range32 {
+    float half[2];   /**< largest magnitude of the lane's elements 0..15 and 16..31 */
+    uint32_t vector; /**< of the vector, as bits */
+};
+
+/** 1 / m of every multiplier, in shared memory; by all threads, before a barrier. */
+CUDA_DEVICE void reciprocals_fill(float *reciprocals)
+{
+    if (threadIdx.x < RECIPROCALS) {
+        reciprocals[threadIdx.x] = 1.0f / (float)threadIdx.x;
+    }
+}
+
+/** Largest magnitudes; a NaN counts as larger than anything. All lanes of the warp call it. */
+CUDA_DEVICE range32 range32_of(const float (&x)[VECTOR32], const team32 &team)
+{
+    range32 out = {{0.0f, 0.0f}, 0};
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR32 / 2u; ++i) {
+        out.half[0] = ptx_max_nan(out.half[0], fabsf(x[i]));
+        out.half[1] = ptx_max_nan(out.half[1], fabsf(x[VECTOR32 / 2u + i]));
+    }
+    out.vector = team32_max(team, max(nbl_bits_of(out.half[0]), nbl_bits_of(out.half[1])));
+    return out;
+}
+
+/* x brought into [-limit, limit]; x is no NaN. Two instructions, which comparisons would not be. */
+CUDA_DEVICE float clamp_finite(float x, float limit)
+{
+    return fminf(fmaxf(x, -limit), limit);
+}
+
+/* Eight 4-bit codes in the low bits of eight numbers whose bits 4..19 are 0, as a word of K. */
+CUDA_DEVICE uint32_t pack_nibbles(const uint32_t *low_bits)
+{
+    uint32_t bytes[4];
+#pragma unroll
+    for (uint32_t j = 0; j < 4u; ++j) {
+        bytes[j] = low_bits[j] + (low_bits[j + 4u] << 4);
+    }
+    return ptx_prmt(bytes[0] + (bytes[1] << 8), bytes[2] + (bytes[3] << 8), 0x5410u);
+}
+
+/* ------------------------------------------------------------------------------------------------ int8 */
+
+/** int8 (NUM 3.2). */
+CUDA_DEVICE void quantize32_int8(const float (&x)[VECTOR32], const range32 &range, codes32 *out)
+{
+    int32_t e = nbl_exponent_for(nbl_float_of(range.vector), (float)NBL_INT8_CODE_MAX, NBL_E_MIN, NBL_E_MAX);
+    float inverse = nbl_pow2(-e);
+    out->exponent[0] = out->exponent[1] = e;
+    out->multiplier[0] = out->multiplier[1] = 1;
+    out->saturated = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR32 / 4u; ++i) {
+        uint32_t bits[4];
+#pragma unroll
+        for (uint32_t j = 0; j < 4u; ++j) {
+            float y = x[4u * i + j] * inverse;
+            bits[j] = nbl_bits_of(clamp_finite(y, (float)NBL_INT8_CODE_MAX) + NBL_MAGIC);
+        }
+        out->words[i] = ptx_prmt(ptx_prmt(bits[0], bits[1], 0x0040u), ptx_prmt(bits[2], bits[3], 0x0040u), 0x5410u);
+    }
+    if (nbl_float_of(range.vector) * inverse >= INT8_SATURATES) { /* beyond the largest exponent */
+#pragma unroll
+        for (uint32_t i = 0; i < VECTOR32; ++i) {
+            out->saturated += fabsf(x[i] * inverse) >= INT8_SATURATES;
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ int4p */
+
+/* Codes of half a lane for one multiplier, and their error. */
+struct int4p_trial {
+    float error;
+    uint32_t words[2];
+};
+
+/* Tries multiplier m with inverse fl(1/m). CLAMP: y may be beyond 7m. */
+template <bool CLAMP> CUDA_DEVICE int4p_trial int4p_try(const float (&y)[BLOCK16], float m, float inverse)
+{
+    int4p_trial out;
+    uint32_t bits[BLOCK16];
+    out.error = 0.0f;
+#pragma unroll
+    for (uint32_t i = 0; i < BLOCK16; ++i) {
+        float t = y[i] * inverse;
+        if (CLAMP) {
+            t = clamp_finite(t, (float)NBL_INT4P_CODE_MAX);
+        }
+        float sum = t + INT4P_ROUND;
+        float difference = nbl_fma(-(sum - INT4P_ROUND), m, y[i]); /* q * m is exact */
+        out.error = nbl_fma(difference, difference, out.error);
+        bits[i] = nbl_bits_of(sum);
+    }
+    out.words[0] = pack_nibbles(bits);
+    out.words[1] = pack_nibbles(bits + 8);
+    return out;
+}
+
+/* The rule as core/num has it, for blocks beyond 7 * 16 units. */
+CUDA_DEVICE uint32_t int4p_saturated(const float (&y)[BLOCK16], uint32_t *words)
+{
+    uint32_t bits[BLOCK16];
+    int32_t m = nbl_int4p_choose_multiplier(y, BLOCK16);
+    float inverse = 1.0f / (float)m;
+#pragma unroll
+    for (uint32_t i = 0; i < BLOCK16; ++i) {
+        uint64_t ignored = 0;
+        bits[i] = (uint32_t)(nbl_round_clamped(y[i] * inverse, NBL_INT4P_CODE_MAX, &ignored) + 8);
+    }
+    words[0] = pack_nibbles(bits);
+    words[1] = pack_nibbles(bits + 8);
+    return (uint32_t)m;
+}
+
+/* One block of int4p (NUM 3.5): its two words and its multiplier. */
+CUDA_DEVICE uint32_t int4p_block(const float (&y)[BLOCK16], float amax, const float *reciprocals, uint32_t *words)
+{
+    if (amax > NBL_INT4P_PEAK) {
+        return int4p_saturated(y, words);
+    }
+    /* fl(1/7) is above 1/7, so this is the m0 of the rule or one less. */
+    uint32_t m0 = max((uint32_t)(amax * (1.0f / (float)NBL_INT4P_CODE_MAX)), 1u);
+    m0 += amax > (float)NBL_INT4P_CODE_MAX * (float)m0;
+    float m = (float)m0;
+    int4p_trial best = int4p_try<true>(y, m - 1.0f, reciprocals[m0 - 1u]);
+    int4p_trial middle = int4p_try<false>(y, m, reciprocals[m0]);
+    int4p_trial high = int4p_try<false>(y, m + 1.0f, reciprocals[m0 + 1u]);
+    uint32_t multiplier = m0 - 1u;
+    if (m0 == 1u || middle.error < best.error) {
+        best = middle;
+        multiplier = m0;
+    }
+    if (m0 < NBL_INT4P_MULTIPLIER_MAX && high.error < best.error) {
+        best = high;
+        multiplier = m0 + 1u;
+    }
+    words[0] = best.words[0];
+    words[1] = best.words[1];
+    return multiplier;
+}
+
+/** int4p (NUM 3.5). counts: saturated elements are to be counted. */
+CUDA_DEVICE void quantize32_int4p(const float (&x)[VECTOR32], const range32 &range, const float *reciprocals,
+                                  bool counts, codes32 *out)
+{
+    int32_t e = nbl_exponent_for(nbl_float_of(range.vector), NBL_INT4P_PEAK, NBL_E_MIN, NBL_E_MAX);
+    float unit = nbl_pow2(-e);
+    out->exponent[0] = out->exponent[1] = e;
+    out->saturated = 0;
+#pragma unroll
+    for (uint32_t half = 0; half < 2u; ++half) {
+        float y[BLOCK16];
+#pragma unroll
+        for (uint32_t i = 0; i < BLOCK16; ++i) {
+            y[i] = x[BLOCK16 * half + i] * unit;
+        }
+        out->multiplier[half] = int4p_block(y, range.half[half] * unit, reciprocals, &out->words[2u * half]);
+        if (counts) {
+            float inverse = reciprocals[out->multiplier[half]];
+#pragma unroll
+            for (uint32_t i = 0; i < BLOCK16; ++i) {
+                out->saturated += fabsf(y[i] * inverse) >= INT4P_SATURATES;
+            }
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ mxfp4 */
+
+#define E2M1_MAX 6.0f
+/* Codes of eight elements for a block exponent, given as 2^-e_b. */
+CUDA_DEVICE uint32_t mxfp4_word(const float *x, float inverse, uint32_t *saturated)
+{
+    uint32_t bits[8];
+#pragma unroll
+    for (uint32_t j = 0; j < 8u; ++j) {
+        float a = fabsf(x[j] * inverse);
+        *saturated += a > E2M1_MAX;
+        bits[j] = nbl_e2m1_encode_magnitude(fminf(a, E2M1_MAX)) | (nbl_bits_of(x[j]) >> 28 & 8u);
+    }
+    uint32_t word = pack_nibbles(bits);
+    uint32_t nonzero = (word | word >> 1 | word >> 2) & 0x11111111u;
+    return word & (0x77777777u | nonzero << 3); /* -0 is never stored */
+}
+
+/* The error of NUM 3.4 going on from `error` over half a lane. */
+CUDA_DEVICE float mxfp4_error(const float *x, int32_t e, int32_t e0, float error)
+{
+    float inverse = nbl_pow2(-e), unit = nbl_pow2(e - e0 - 1), scale = nbl_pow2(-e0);
+#pragma unroll
+    for (uint32_t i = 0; i < BLOCK16; ++i) {
+        float a = fminf(fabsf(x[i] * inverse), E2M1_MAX); /* the error of -x is that of x */
+        float value = (float)nbl_e2m1_half_units(nbl_e2m1_encode_magnitude(a)) * unit;
+        float difference = fabsf(x[i]) * scale - value;
+        error = nbl_fma(difference, difference, error);
+    }
+    return error;
+}
+
+/* The MSE rule for `halves` halves of a lane from `x` on; e0 is OPTIMAL's exponent. */
+CUDA_DEVICE int32_t mxfp4_exponent_mse(const float *x, uint32_t halves, int32_t e0)
+{
+    int32_t best = 0;
+    float best_error = 0.0f;
+#pragma unroll 1
+    for (int32_t step = -1; step <= 1; ++step) {
+        int32_t e = nbl_clamp_i32(e0 + step, NBL_BLOCK_E_MIN, NBL_BLOCK_E_MAX);
+        float error = mxfp4_error(x, e, e0, 0.0f);
+        if (halves == 2u) {
+            error = mxfp4_error(x + BLOCK16, e, e0, error);
+        }
+        if (step == -1 || error < best_error) {
+            best = e;
+            best_error = error;
+        }
+    }
+    return best;
+}
+
+/* Exponent of one block by the rule, before the spread rule (NUM 3.4). */
+CUDA_DEVICE int32_t mxfp4_exponent(const float *x, uint32_t halves, float amax, uint32_t rule)
+{
+    if (rule == NBL_RULE_MSE && amax != 0.0f) {
+        return mxfp4_exponent_mse(x, halves, nbl_exponent_for(amax, 7.25f, NBL_BLOCK_E_MIN, NBL_BLOCK_E_MAX));
+    }
+    return nbl_mxfp4_block_exponent(&amax, 1, rule == NBL_RULE_MSE ? NBL_RULE_OPTIMAL : rule);
+}
+
+/** Exponents of the lane's blocks: one of 32 (wide) or two of 16; spread over the vector. All lanes call it. */
+CUDA_DEVICE void mxfp4_exponents(const float (&x)[VECTOR32], const range32 &range, const team32 &team, uint32_t rule,
+                                 bool wide, codes32 *out)
+{
+    if (wide) {
+        out->exponent[0] = mxfp4_exponent(x, 2, fmaxf(range.half[0], range.half[1]), rule);
+        out->exponent[1] = out->exponent[0];
+    } else {
+        out->exponent[0] = mxfp4_exponent(x, 1, range.half[0], rule);
+        out->exponent[1] = mxfp4_exponent(x + BLOCK16, 1, range.half[1], rule);
+    }
+    int32_t most = max(out->exponent[0], out->exponent[1]);
+    most = (int32_t)team32_max(team, (uint32_t)(most - NBL_BLOCK_E_MIN)) + NBL_BLOCK_E_MIN;
+    out->exponent[0] = max(out->exponent[0], most - NBL_BLOCK_E_SPREAD);
+    out->exponent[1] = max(out->exponent[1], most - NBL_BLOCK_E_SPREAD);
+}
+
+/** mxfp4 and mxfp4_16 (NUM 3.4) for exponents found before. */
+CUDA_DEVICE void quantize32_mxfp4(const float (&x)[VECTOR32], codes32 *out)
+{
+    out->saturated = 0;
+    out->multiplier[0] = out->multiplier[1] = 1;
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR32 / 8u; ++i) {
+        out->words[i] = mxfp4_word(&x[8u * i], nbl_pow2(-out->exponent[i / 2u]), &out->saturated);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ all formats */
+
+/** 1 for the formats with E2M1 codes. */
+NBL_FN bool is_mxfp4(uint32_t format)
+{
+    return format == NBL_MXFP4 || format == NBL_MXFP4_16;
+}
+
+/** Formats that a kernel is compiled for; int8 is in all of them. */
+enum family { FAMILY_INT8, FAMILY_INT4P, FAMILY_MXFP4, FAMILY_ANY };
+
+/** Family of the formats of a pool, K and V. */
+static inline uint32_t family_of(const cuda_pages *pages)
+{
+    bool int4p = false, mxfp4 = false;
+    for (uint32_t i = 0; i < pages->region_count; ++i) {
+        const cuda_region *r = &pages->regions[i];
+        int4p = int4p || r->k_format == NBL_INT4P || r->v_format == NBL_INT4P;
+        mxfp4 = mxfp4 || is_mxfp4(r->k_format) || is_mxfp4(r->v_format);
+    }
+    return int4p && mxfp4 ? FAMILY_ANY : int4p ? FAMILY_INT4P : mxfp4 ? FAMILY_MXFP4 : FAMILY_INT8;
+}
+
+/** Quantizes the lane's elements (NUM 3.2 to 3.5); format is one of the family. All lanes call it. */
+template <uint32_t FAMILY>
+CUDA_DEVICE void quantize32(const float (&x)[VECTOR32], const range32 &range, const team32 &team, uint32_t format,
+                            uint32_t rule, const float *reciprocals, bool counts, codes32 *out)
+{
+    if (FAMILY == FAMILY_MXFP4 || FAMILY == FAMILY_ANY) {
+        if (__any_sync(FULL_WARP, is_mxfp4(format))) {
+            mxfp4_exponents(x, range, team, rule, format == NBL_MXFP4, out);
+        }
+    }
+    if (FAMILY == FAMILY_INT8 || format == NBL_INT8) {
+        quantize32_int8(x, range, out);
+    } else if (FAMILY == FAMILY_INT4P || (FAMILY == FAMILY_ANY && format == NBL_INT4P)) {
+        quantize32_int4p(x, range, reciprocals, counts, out);
+    } else {
+        quantize32_mxfp4(x, out);
+    }
+}
+
+/** 1 if a code is not the code of zero. */
+CUDA_DEVICE bool codes32_nonzero(const codes32 &q, uint32_t format)
+{
+    uint32_t zero = nbl_block_zero_code(format) * 0x11111111u;
+    bool any = false;
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR32 / 4u; ++i) {
+        any = any || ((i < VECTOR32 / 8u || format == NBL_INT8) && q.words[i] != zero);
+    }
+    return any;
+}
+
+/* Eight element codes of a 4-bit format in a word of K as numbers. E2M1 magnitudes are bytes picked by the codes. */
+CUDA_DEVICE void numbers_of_word(uint32_t word, uint32_t format, float *x)
+{
+    uint32_t magnitudes[2];
+    if (format != NBL_INT4P) {
+        uint32_t codes = word & 0x77777777u;
+        magnitudes[0] = ptx_prmt(DECODE4_E2M1_LOW, DECODE4_E2M1_HIGH, codes);
+        magnitudes[1] = ptx_prmt(DECODE4_E2M1_LOW, DECODE4_E2M1_HIGH, codes >> 16);
+    }
+#pragma unroll
+    for (uint32_t j = 0; j < 8u; ++j) {
+        uint32_t place = 2u * (j % 4u) + j / 4u; /* of the nibble: bytes hold elements j and j + 4 */
+        if (format == NBL_INT4P) {
+            x[j] = (float)((int32_t)(word >> (4u * place) & 15u) - 8);
+        } else {
+            float magnitude = (float)(magnitudes[place / 4u] >> (8u * (place % 4u)) & 0xffu);
+            x[j] = nbl_float_of(nbl_bits_of(magnitude) | (word << (28u - 4u * place) & 0x80000000u));
+        }
+    }
+}
+
+/** Canonical codes as numbers, times a unit of each half (NUM 2.3 to 2.5). */
+CUDA_DEVICE void dequantize32(const uint32_t (&words)[VECTOR32 / 4u], uint32_t format, const float (&unit)[2],
+                              float (&x)[VECTOR32])
+{
+    if (format == NBL_INT8) {
+#pragma unroll
+        for (uint32_t i = 0; i < VECTOR32; ++i) {
+            x[i] = (float)(int8_t)(words[i / 4u] >> (8u * (i % 4u)));
+        }
+    } else {
+#pragma unroll
+        for (uint32_t i = 0; i < VECTOR32 / 8u; ++i) {
+            numbers_of_word(words[i], format, &x[8u * i]);
+        }
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR32; ++i) {
+        x[i] *= unit[i / BLOCK16];
+    }
+}
+
+#endif

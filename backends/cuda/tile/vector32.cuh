@@ -1,0 +1,344 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file vector32.cuh
+ * @brief A vector held by a team of lanes, 32 consecutive elements each: reading, transforms, writing.
+ *
+ * A team has Dp/32 lanes of one warp, side by side; a warp holds a power of two of teams and may leave lanes idle. With
+ * 32 elements in a lane every block of a format (NUM 2) and both halves of a V byte (F4) are in one thread, and only
+ * the butterflies from 32 on leave it: n divides D, so n/32 divides the size of the team, and partners are lanes whose
+ * numbers differ in one bit. All lanes of a warp take part in every function with a shuffle; idle ones hold zeros.
+ */
+#ifndef CUDA_VECTOR32_H
+#define CUDA_VECTOR32_H
+
+#include "../ptx/ptx.cuh"
+#include "block16.cuh"
+
+#include <cuda_fp16.h>
+
+#define VECTOR32 NBL_LAYOUT_DIM_BLOCK
+#define WARP_LANES 32u
+#define GROUP_TOKENS 32u /* tokens that a block works on at a time */
+
+#define SHARED_WITHOUT_ASKING (40u << 10) /* 48 KB less what a kernel declares */
+
+/** Lets a kernel have that much dynamic shared memory. */
+static inline cudaError_t shared_memory_for(const void *kernel, uint32_t bytes)
+{
+    return bytes <= SHARED_WITHOUT_ASKING
+               ? cudaSuccess
+               : cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+}
+
+/** A lane's place in the teams of its warp. */
+struct team32 {
+    uint32_t size;     /**< lanes of a vector */
+    uint32_t per_warp; /**< vectors of a warp */
+    uint32_t vector;   /**< the lane's; per_warp or more: the lane is idle */
+    uint32_t b;        /**< block of 32 in the vector */
+};
+
+/** Vectors of a warp: the largest power of two that fits. */
+NBL_FN uint32_t team32_per_warp(uint32_t dim)
+{
+    uint32_t fits = WARP_LANES * VECTOR32 / nbl_layout_dim_padded(dim);
+    uint32_t n = 1;
+    while (2u * n <= fits) {
+        n *= 2u;
+    }
+    return n;
+}
+
+CUDA_DEVICE team32 team32_of(uint32_t dim)
+{
+    uint32_t lane = threadIdx.x % WARP_LANES;
+    uint32_t size = nbl_layout_dim_padded(dim) / VECTOR32;
+    return team32{size, team32_per_warp(dim), lane / size, lane % size};
+}
+
+/** Largest value of a team, in all its lanes. */
+CUDA_DEVICE uint32_t team32_max(const team32 &t, uint32_t value)
+{
+    bool is_power = (t.size & (t.size - 1u)) == 0;
+    uint32_t first = threadIdx.x % WARP_LANES - t.b;
+    for (uint32_t distance = 1; distance < t.size; distance *= 2u) {
+        uint32_t partner = is_power ? t.b ^ distance : (t.b + distance) % t.size; /* windows may overlap */
+        value = max(value, __shfl_sync(FULL_WARP, value, (int)(first + partner)));
+    }
+    return value;
+}
+
+/* ------------------------------------------------------------------------------------------------ tensors */
+
+/** 1 if rows of the tensor's last axis can be read and written 16 bytes at a time. */
+NBL_FN bool tensor_is_wide(const cuda_tensor *t)
+{
+    return t->packed && (((uint64_t)t->data | (uint64_t)t->stride[0] | (uint64_t)t->stride[1]) & 15u) == 0;
+}
+
+/** Bytes of a lane's slot for its elements of a row, in shared memory; slots begin in different banks. */
+NBL_FN uint32_t slot_bytes(uint32_t dtype)
+{
+    return VECTOR32 * (dtype == NBL_F32 ? 4u : 2u) + 16u;
+}
+
+/** Begins to copy the first `bytes` of a lane's elements into its slot, given as a shared address; the others become 0.
+ *  A multiple of 16 bytes: D is a multiple of 8 (F1). at may be read even if bytes is 0. */
+CUDA_DEVICE void vector32_fetch(const uint8_t *at, uint32_t bytes, uint32_t dtype, uint32_t slot)
+{
+#pragma unroll
+    for (uint32_t k = 0; k < VECTOR32 / 8u; ++k) {
+        ptx_cp_async_16_zfill(slot + 16u * k, at + 16u * k, 16u * k < bytes ? 16u : 0u);
+    }
+    if (dtype == NBL_F32) {
+#pragma unroll
+        for (uint32_t k = VECTOR32 / 8u; k < VECTOR32 / 4u; ++k) {
+            ptx_cp_async_16_zfill(slot + 16u * k, at + 16u * k, 16u * k < bytes ? 16u : 0u);
+        }
+    }
+}
+
+/* Sixteen-bit elements of a slot, bf16 or fp16. */
+template <bool BF16> CUDA_DEVICE void take_halves(const uint4 *chunk, float (&x)[VECTOR32])
+{
+#pragma unroll
+    for (uint32_t k = 0; k < VECTOR32 / 8u; ++k) {
+        uint4 v = chunk[k];
+        uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (uint32_t i = 0; i < 4u; ++i) {
+            __half2 pair;
+            memcpy(&pair, &words[i], sizeof pair);
+            float2 wide = __half22float2(pair);
+            x[8u * k + 2u * i] = BF16 ? nbl_float_of(words[i] << 16) : wide.x;
+            x[8u * k + 2u * i + 1u] = BF16 ? nbl_float_of(words[i] & 0xffff0000u) : wide.y;
+        }
+    }
+}
+
+/** The lane's elements out of its slot, once they are there. */
+CUDA_DEVICE void vector32_take(const uint8_t *slot, uint32_t dtype, float (&x)[VECTOR32])
+{
+    const uint4 *chunk = (const uint4 *)(const void *)slot;
+    if (dtype == NBL_F32) {
+#pragma unroll
+        for (uint32_t k = 0; k < VECTOR32 / 4u; ++k) {
+            uint4 v = chunk[k];
+            x[4u * k] = nbl_float_of(v.x);
+            x[4u * k + 1u] = nbl_float_of(v.y);
+            x[4u * k + 2u] = nbl_float_of(v.z);
+            x[4u * k + 3u] = nbl_float_of(v.w);
+        }
+        return;
+    }
+    if (dtype == NBL_BF16) {
+        take_halves<true>(chunk, x);
+    } else {
+        take_halves<false>(chunk, x);
+    }
+}
+
+/** The lane's elements of a row of any strides as binary32; those past dim are 0. */
+CUDA_DEVICE void vector32_read(const cuda_tensor *t, const uint8_t *row, uint32_t dim, uint32_t b, float (&x)[VECTOR32])
+{
+    uint32_t first = b * VECTOR32;
+    const uint8_t *at = row + (int64_t)first * t->stride[2];
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR32; ++i) {
+        x[i] = first + i < dim ? cuda_element_read(at + (int64_t)i * t->stride[2], t->dtype) : 0.0f;
+    }
+}
+
+/** The lane's elements as a row of the type holds them, RNE, into its slot. */
+CUDA_DEVICE void vector32_put(uint8_t *slot, uint32_t dtype, const float (&x)[VECTOR32])
+{
+    uint4 *chunk = (uint4 *)(void *)slot;
+    if (dtype == NBL_F32) {
+#pragma unroll
+        for (uint32_t k = 0; k < VECTOR32 / 4u; ++k) {
+            chunk[k] = make_uint4(nbl_bits_of(x[4u * k]), nbl_bits_of(x[4u * k + 1u]), nbl_bits_of(x[4u * k + 2u]),
+                                  nbl_bits_of(x[4u * k + 3u]));
+        }
+        return;
+    }
+    bool is_bf16 = dtype == NBL_BF16;
+#pragma unroll
+    for (uint32_t k = 0; k < VECTOR32 / 8u; ++k) {
+        uint32_t words[4];
+#pragma unroll
+        for (uint32_t i = 0; i < 4u; ++i) {
+            float low = x[8u * k + 2u * i];
+            float high = x[8u * k + 2u * i + 1u];
+            words[i] = is_bf16 ? ptx_bf16x2(low, high) : ptx_f16x2(low, high);
+        }
+        chunk[k] = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+}
+
+/** The lane's elements below dim to a row of any strides, RNE. */
+CUDA_DEVICE void vector32_write(const cuda_tensor *t, uint8_t *row, uint32_t dim, uint32_t b,
+                                const float (&x)[VECTOR32])
+{
+    uint32_t first = b * VECTOR32;
+    uint8_t *at = row + (int64_t)first * t->stride[2];
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR32; ++i) {
+        if (first + i < dim) {
+            cuda_element_write(at + (int64_t)i * t->stride[2], t->dtype, x[i]);
+        }
+    }
+}
+
+/** NUM 3.1 on every element. */
+CUDA_DEVICE void vector32_sanitize(float (&x)[VECTOR32], block16_counts *counts)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR32; ++i) {
+        if ((nbl_bits_of(x[i]) & 0x7fffffffu) > nbl_bits_of(NBL_INPUT_MAX)) {
+            nbl_quant_stats stats = {0, 0, 0, 0, 0};
+            x[i] = nbl_sanitize(x[i], &stats);
+            counts->nan_inputs += (uint32_t)stats.nan_inputs;
+            counts->inf_inputs += (uint32_t)stats.inf_inputs;
+            counts->saturated += (uint32_t)stats.saturated;
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ transforms */
+
+/* Butterflies at distance h inside the lane. */
+template <uint32_t H> CUDA_DEVICE void vector32_butterflies(float (&x)[VECTOR32])
+{
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR32; ++i) {
+        if ((i & H) == 0) {
+            float low = x[i];
+            float high = x[i + H];
+            x[i] = low + high;
+            x[i + H] = low - high;
+        }
+    }
+}
+
+/* The first butterflies of blocks of 8, 16, or 32 and more; the last have a path of their own, being the usual ones. */
+CUDA_DEVICE void vector32_hadamard_inside(float (&x)[VECTOR32], uint32_t n)
+{
+    vector32_butterflies<1>(x);
+    vector32_butterflies<2>(x);
+    vector32_butterflies<4>(x);
+    if (n >= 32u) {
+        vector32_butterflies<8>(x);
+        vector32_butterflies<16>(x);
+    } else if (n == 16u) {
+        vector32_butterflies<8>(x);
+    }
+}
+
+/** Butterflies of NUM 4.1; b is the lane's place in its team, n the block or 0. */
+CUDA_DEVICE void vector32_hadamard(float (&x)[VECTOR32], uint32_t b, uint32_t n)
+{
+    if (n == 0) {
+        return;
+    }
+    vector32_hadamard_inside(x, n);
+#pragma unroll 1
+    for (uint32_t h = VECTOR32; h < n; h *= 2u) {
+        uint32_t distance = h / VECTOR32;
+        float sign = (b & distance) != 0 ? -1.0f : 1.0f;
+#pragma unroll
+        for (uint32_t i = 0; i < VECTOR32; ++i) {
+            float other = __shfl_xor_sync(FULL_WARP, x[i], (int)distance);
+            x[i] = nbl_fma(x[i], sign, other); /* other + x or other - x */
+        }
+    }
+}
+
+/** Takes the transform back (NUM 4.4). */
+CUDA_DEVICE void vector32_hadamard_undo(float (&x)[VECTOR32], uint32_t b, uint32_t n)
+{
+    if (n == 0) {
+        return;
+    }
+    vector32_hadamard(x, b, n);
+    float inverse = nbl_pow2(-nbl_log2_of(n));
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR32; ++i) {
+        x[i] *= inverse;
+    }
+}
+
+/* Centre and shifts of one sequence and head as binary32, for all lanes of a block. A team's lanes read 36 floats
+ * apart, which are different banks. */
+#define CHANNEL_STRIDE (VECTOR32 + 4u)
+#define CHANNEL_FLOATS (NBL_DIM_PADDED_MAX / VECTOR32 * CHANNEL_STRIDE)
+
+/** 2^(sign * u) and mu * 2^Emu of every element; 1 and 0 past the dimension. */
+struct channel_tables {
+    float factor[CHANNEL_FLOATS];
+    float center[CHANNEL_FLOATS];
+};
+
+/** Fills the tables by all threads of the block. sign: 1 before quantizing, -1 after reading (NUM 4.5, 4.4). */
+CUDA_DEVICE void channel_tables_fill(channel_tables *tables, const block16_centering &from, uint32_t dim, int32_t sign)
+{
+    float unit = from.codes != NULL ? nbl_pow2(nbl_e8m0_decode_slot(*from.exponent)) : 0.0f;
+    for (uint32_t d = threadIdx.x; d < nbl_layout_dim_padded(dim); d += blockDim.x) {
+        uint32_t at = d / VECTOR32 * CHANNEL_STRIDE + d % VECTOR32;
+        bool has_shift = from.shifts != NULL && d < dim;
+        tables->factor[at] = has_shift ? nbl_pow2(sign * (int32_t)(from.shifts[d] & NBL_SHIFT_MAX)) : 1.0f;
+        tables->center[at] = from.codes != NULL && d < dim ? (float)from.codes[d] * unit : 0.0f;
+    }
+}
+
+/** x * factor, of the lane's elements. */
+CUDA_DEVICE void vector32_scale(float (&x)[VECTOR32], const channel_tables *tables, uint32_t b)
+{
+    const float4 *factor = (const float4 *)(const void *)&tables->factor[b * CHANNEL_STRIDE];
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR32 / 4u; ++i) {
+        float4 f = factor[i];
+        x[4u * i] *= f.x;
+        x[4u * i + 1u] *= f.y;
+        x[4u * i + 2u] *= f.z;
+        x[4u * i + 3u] *= f.w;
+    }
+}
+
+/** x + sign * center, of the lane's elements; sign is 1 or -1. */
+CUDA_DEVICE void vector32_center(float (&x)[VECTOR32], const channel_tables *tables, uint32_t b, float sign)
+{
+    const float4 *center = (const float4 *)(const void *)&tables->center[b * CHANNEL_STRIDE];
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR32 / 4u; ++i) {
+        float4 c = center[i];
+        x[4u * i] = nbl_fma(c.x, sign, x[4u * i]);
+        x[4u * i + 1u] = nbl_fma(c.y, sign, x[4u * i + 1u]);
+        x[4u * i + 2u] = nbl_fma(c.z, sign, x[4u * i + 2u]);
+        x[4u * i + 3u] = nbl_fma(c.w, sign, x[4u * i + 3u]);
+    }
+}
+
+/** x * 2^(sign * u) straight from the shifts of a sequence, where a block has more than one. */
+CUDA_DEVICE void vector32_scale_from(float (&x)[VECTOR32], const uint8_t *shifts, uint32_t dim, uint32_t b,
+                                     int32_t sign)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR32; ++i) {
+        uint32_t d = b * VECTOR32 + i;
+        x[i] *= d < dim ? nbl_pow2(sign * (int32_t)(shifts[d] & NBL_SHIFT_MAX)) : 1.0f;
+    }
+}
+
+/** x + sign * mu * 2^Emu straight from the centre of a sequence. */
+CUDA_DEVICE void vector32_center_from(float (&x)[VECTOR32], const int8_t *codes, uint8_t exponent, uint32_t dim,
+                                      uint32_t b, float sign)
+{
+    float unit = sign * nbl_pow2(nbl_e8m0_decode_slot(exponent));
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR32; ++i) {
+        uint32_t d = b * VECTOR32 + i;
+        x[i] = nbl_fma(d < dim ? (float)codes[d] : 0.0f, unit, x[i]); /* the product is exact */
+    }
+}
+
+#endif
