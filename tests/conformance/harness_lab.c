@@ -99,7 +99,7 @@ static void load(lab *l)
     lab_expect(l->api->load(NULL, &l->runtime, NULL, &err), NBL_OK, "load", &err);
 }
 
-/* The profile whose bits the float core of a device has: its own of a GPU, the one that was asked for of the simulator. */
+/* The profile whose bits the float core of a device has: a GPU's own, or the one asked for of the simulator. */
 static void use_profile(const nbl_caps *caps)
 {
     static const char *const families[][2] = {
