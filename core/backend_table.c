@@ -19,6 +19,21 @@ NBL_ABSENT(copy_pages, nbl_copy_pages_args)
 NBL_ABSENT(transcode, nbl_transcode_args)
 NBL_ABSENT(merge, nbl_merge_args)
 
+static nbl_status host_alloc_absent(nbl_device *device, uint64_t bytes, void **out_memory, nbl_error *err)
+{
+    (void)device;
+    (void)bytes;
+    (void)out_memory;
+    return nbl_fail(err, NBL_E_UNSUPPORTED, NBL_ORIGIN_LOADER, 0, "the backend has no host_alloc");
+}
+
+/* Never called: there is nothing to free without host_alloc. */
+static void host_free_absent(nbl_device *device, void *memory)
+{
+    (void)device;
+    (void)memory;
+}
+
 static const nbl_backend_v1 absent_slots = {
     .append = append_absent,
     .attend = attend_absent,
@@ -26,6 +41,8 @@ static const nbl_backend_v1 absent_slots = {
     .copy_pages = copy_pages_absent,
     .transcode = transcode_absent,
     .merge = merge_absent,
+    .host_alloc = host_alloc_absent,
+    .host_free = host_free_absent,
 };
 
 typedef void (*any_function)(void);
@@ -47,7 +64,8 @@ static const struct slot {
     NBL_REQUIRED(device_open),    NBL_REQUIRED(device_close), NBL_REQUIRED(caps),        NBL_REQUIRED(supports),
     NBL_REQUIRED(workspace_size), NBL_REQUIRED(memory_alloc), NBL_REQUIRED(memory_free), NBL_REQUIRED(memory_copy),
     NBL_REQUIRED(check),          NBL_OPTIONAL(append),       NBL_OPTIONAL(attend),      NBL_OPTIONAL(gather),
-    NBL_OPTIONAL(copy_pages),     NBL_OPTIONAL(transcode),    NBL_OPTIONAL(merge),
+    NBL_OPTIONAL(copy_pages),     NBL_OPTIONAL(transcode),    NBL_OPTIONAL(merge),       NBL_OPTIONAL(host_alloc),
+    NBL_OPTIONAL(host_free),
 };
 enum { SLOT_COUNT = sizeof slots / sizeof *slots };
 _Static_assert(offsetof(nbl_backend_v1, device_open) + SLOT_COUNT * sizeof(any_function) == sizeof(nbl_backend_v1),

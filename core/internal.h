@@ -203,7 +203,8 @@ nbl_status nbl_api_cache_stats_text(nbl_cache *cache, uint32_t format, char *buf
 nbl_status nbl_api_cache_append(nbl_cache *cache, const nbl_cache_append_args *args, nbl_error *err);
 nbl_status nbl_api_cache_attend(nbl_cache *cache, const nbl_cache_attend_args *args, nbl_error *err);
 
-/* cache/locked.c: the slots of the table, which take the lock of a locked cache around the calls above. */
+/* cache/locked.c: the slots of the table. They check the handle and take the lock of a locked cache around the calls
+ * above, which rely on that. */
 #define NBL_LOCKED_CALLS(X)                                                                                           \
     X(cache_stats, (nbl_cache * cache, nbl_cache_stats * out_stats, nbl_error * err), (cache, out_stats, err))        \
     X(cache_verify, (nbl_cache * cache, nbl_error * err), (cache, err))                                               \

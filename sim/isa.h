@@ -188,10 +188,15 @@ extern const sim_isa sim_isa_scalar;
 #if defined(__x86_64__)
 extern const sim_isa sim_isa_avx2;
 extern const sim_isa sim_isa_avx512;
+#elif defined(__aarch64__)
+extern const sim_isa sim_isa_neon; /**< dotprod */
+extern const sim_isa sim_isa_i8mm;
 #endif
 
-/** Table of a name ("scalar", "avx2", "avx512"), the best one this CPU has for NULL or "", NULL if the name is unknown
- * or the CPU lacks it. */
+/** Names of the tables this build has, from plain to best; NULL at the end. */
+extern const char *const sim_isa_names[];
+
+/** Table of a name, the best one this CPU has for NULL or "", NULL if the name is unknown or the CPU lacks it. */
 const sim_isa *sim_isa_find(const char *name);
 
 #endif

@@ -7,7 +7,6 @@
 
 #include "mma_model.h"
 
-#include <errno.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -42,6 +41,11 @@ uint32_t sim_fp_enter(void)
     uint32_t saved = _mm_getcsr();
     _mm_setcsr(0x1f80u); /* all exceptions masked, round to nearest, no flush to zero */
     return saved;
+#elif defined(__aarch64__)
+    uint64_t saved;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(saved));
+    __asm__ volatile("msr fpcr, %0" : : "r"(UINT64_C(0)));
+    return (uint32_t)saved;
 #else
     return 0;
 #endif
@@ -51,6 +55,8 @@ void sim_fp_leave(uint32_t saved)
 {
 #if defined(__x86_64__)
     _mm_setcsr(saved);
+#elif defined(__aarch64__)
+    __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)saved));
 #else
     (void)saved;
 #endif
@@ -76,22 +82,17 @@ static uint32_t usable_cpus(void)
     return count < 1 ? 1u : (uint32_t)count;
 }
 
-/* Starts the team before the first operation needs it. An OpenMP runtime may pin the calling thread or set errno while
- * it does so (OMP_PROC_BIND); both are the caller's. */
-static void start_team(uint32_t threads)
+/* Names of the tables that run here. */
+static const char *list_isas(char *text, size_t size)
 {
-    cpu_set_t affinity;
-    int saved_errno = errno;
-    int known = sched_getaffinity(0, sizeof affinity, &affinity) == 0;
-    uint32_t started = 0;
-#pragma omp parallel num_threads(threads) reduction(+ : started)
-    started++;
-    (void)started;
-    (void)threads;
-    if (known) {
-        sched_setaffinity(0, sizeof affinity, &affinity);
+    size_t used = 0;
+    for (const char *const *name = sim_isa_names; *name != NULL; ++name) {
+        if (sim_isa_find(*name) != NULL) {
+            int length = snprintf(text + used, size - used, "%s%s", used != 0 ? ", " : "", *name);
+            used += length > 0 ? (size_t)length : 0;
+        }
     }
-    errno = saved_errno;
+    return text;
 }
 
 /* Profile of a name, that of NULL or "" being sm_90; NBL_MMA_PROFILES if there is none. */
@@ -117,8 +118,9 @@ static nbl_status device_open(const nbl_device_options *options, nbl_device **ou
     }
     const sim_isa *isa = sim_isa_find(options->isa);
     if (isa == NULL) {
-        return sim_fail(err, NBL_E_INVALID, "sim: isa is \"%s\" (allowed on this CPU: scalar%s%s)", options->isa,
-                        sim_isa_find("avx2") != NULL ? ", avx2" : "", sim_isa_find("avx512") != NULL ? ", avx512" : "");
+        char allowed[64];
+        return sim_fail(err, NBL_E_INVALID, "sim: isa is \"%s\" (allowed on this CPU: %s)", options->isa,
+                        list_isas(allowed, sizeof allowed));
     }
     uint32_t profile = profile_find(options->profile);
     if (profile == NBL_MMA_PROFILES) {
@@ -129,22 +131,23 @@ static nbl_status device_open(const nbl_device_options *options, nbl_device **ou
     if (device == NULL) {
         return sim_fail(err, NBL_E_NO_MEMORY, "sim: no memory for the device");
     }
-    device->threads = options->threads != 0 ? options->threads : usable_cpus();
+    uint32_t threads = options->threads != 0 ? options->threads : usable_cpus();
     device->isa = isa;
     device->profile = profile;
-    device->scratch = sim_alloc(device->threads * sim_attend_scratch_bytes());
-    if (device->scratch == NULL) {
-        uint32_t threads = device->threads;
+    device->scratch = sim_alloc(threads * sim_attend_scratch_bytes());
+    device->team = device->scratch != NULL ? sim_team_open(threads) : NULL;
+    if (device->team == NULL) {
+        sim_free(device->scratch);
         sim_free(device);
         return sim_fail(err, NBL_E_NO_MEMORY, "sim: no memory for the scratch of %u threads", threads);
     }
-    start_team(device->threads);
     *out_device = device;
     return NBL_OK;
 }
 
 static void device_close(nbl_device *device)
 {
+    sim_team_close(device->team);
     sim_free(device->scratch);
     sim_free(device);
 }
@@ -161,7 +164,7 @@ static nbl_status caps(nbl_device *device, nbl_caps *out_caps, nbl_error *err)
     c.kv_tokens_max = NBL_KV_TOKENS_MAX;
     c.memory_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGE_SIZE);
     c.stream_kind = NBL_STREAM_HOST;
-    c.threads = device->threads;
+    c.threads = sim_team_size(device->team);
     c.deterministic = 1;
     snprintf(c.device_name, sizeof c.device_name, "CPU simulator");
     snprintf(c.isa, sizeof c.isa, "%s", device->isa->name);
@@ -210,11 +213,7 @@ static const nbl_backend_v1 table = {
     .struct_size = sizeof(nbl_backend_v1),
     .abi_minor = NBL_BACKEND_ABI_MINOR,
     .name = "sim",
-#ifdef _OPENMP
-    .description = "bit-exact CPU simulator, OpenMP",
-#else
-    .description = "bit-exact CPU simulator, one thread",
-#endif
+    .description = "bit-exact CPU simulator",
     .device_open = device_open,
     .device_close = device_close,
     .caps = caps,

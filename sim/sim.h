@@ -3,13 +3,15 @@
  * @file sim.h
  * @brief The simulator plugin: device, errors, checks of data behind pointers.
  *
- * Every operation is a loop over independent outputs, run by an OpenMP team whose size cannot change a bit. Arithmetic
+ * Every operation is a loop over independent outputs, run by a team of threads whose size cannot change a bit.
+ * Arithmetic
  * lives in core/num; the hot loops of attend exist once per instruction set (isa.h).
  */
 #ifndef SIM_H
 #define SIM_H
 
 #include "isa.h"
+#include "team.h"
 
 #include <nibble/nibble_backend.h>
 
@@ -21,7 +23,7 @@
 
 /** An open simulator. */
 struct nbl_device {
-    uint32_t threads;
+    sim_team *team;
     const sim_isa *isa;
     uint32_t profile; /**< enum nbl_mma_profile, of the float core */
     uint8_t *scratch; /**< sim_attend_scratch_bytes for each thread; only what a call uses is ever touched */

@@ -8,17 +8,17 @@
 
 #include <nibble/nibble_types.h>
 
-/** Adds a thread's counters to the caller's, if he wants them. */
+/** Adds a thread's counters to the caller's, if he wants them; threads may do so at the same time. */
 static inline void sim_stats_add(nbl_quant_stats *total, const nbl_quant_stats *part)
 {
     if (total == NULL) {
         return;
     }
-    total->vectors += part->vectors;
-    total->nan_inputs += part->nan_inputs;
-    total->inf_inputs += part->inf_inputs;
-    total->saturated += part->saturated;
-    total->flushed += part->flushed;
+    __atomic_add_fetch(&total->vectors, part->vectors, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&total->nan_inputs, part->nan_inputs, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&total->inf_inputs, part->inf_inputs, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&total->saturated, part->saturated, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&total->flushed, part->flushed, __ATOMIC_RELAXED);
 }
 
 #endif

@@ -154,6 +154,11 @@ static void set_workspace(const nbl_attend_args *args, const cuda_plan *plan, at
     p->queries = (cuda_query *)(void *)(workspace + plan->queries_at);
     p->codes = (int8_t *)(workspace + plan->codes_at);
     p->states = (float *)(void *)(workspace + plan->states_at);
+    p->prefill_items = (uint32_t *)(void *)(workspace + plan->items_at);
+    p->images = workspace + plan->images_at;
+    p->prefill_totals = (float *)(void *)(workspace + plan->totals_at);
+    p->image_tiles = plan->image_tiles;
+    p->slab_units = plan->slab_units;
 }
 
 static attend_params params_of(const nbl_device *device, const nbl_attend_args *args, const cuda_plan *plan)
@@ -214,19 +219,30 @@ static nbl_status check_args(const nbl_device *device, const nbl_attend_args *ar
     return status;
 }
 
-static cudaError_t launch_kernel(const attend_params *p, cudaStream_t stream)
+typedef cudaError_t attend_kernel(const attend_params *p, cudaStream_t stream);
+
+/* The kernel of a call. A prefill with enough rows for the device is not split, unless states are wanted. */
+static attend_kernel *choose_kernel(attend_params *p, const attend_bounds *b)
 {
     if (p->is_float) {
-        return nbl_cuda_attend_float(p, stream);
+        return nbl_cuda_attend_float;
     }
-    return nbl_cuda_decode_supports(p) ? nbl_cuda_attend_decode(p, stream) : nbl_cuda_attend_generic(p, stream);
+    if (nbl_cuda_decode_supports(p)) {
+        return nbl_cuda_attend_decode;
+    }
+    if (nbl_cuda_prefill_supports(p)) {
+        p->split = p->split && (cuda_prefill_splits(b) || p->state_head.data != NULL);
+        return nbl_cuda_attend_prefill;
+    }
+    return nbl_cuda_attend_generic;
 }
 
-static nbl_status launch_all(const attend_params *p, cudaStream_t stream, nbl_error *err)
+static nbl_status launch_all(attend_params *p, const attend_bounds *b, cudaStream_t stream, nbl_error *err)
 {
+    attend_kernel *kernel = choose_kernel(p, b);
     nbl_status status = cuda_result(err, nbl_cuda_attend_prepare(p, stream), "attend, first step");
     if (status == NBL_OK && (p->chunks > 0 || !p->split)) {
-        status = cuda_result(err, launch_kernel(p, stream), "attend, main step");
+        status = cuda_result(err, kernel(p, stream), "attend, main step");
     }
     return status == NBL_OK ? cuda_result(err, nbl_cuda_attend_fold(p, stream), "attend, last step") : status;
 }
@@ -250,7 +266,7 @@ static nbl_status attend(const nbl_device *device, const nbl_attend_args *args, 
     }
     cuda_plan_restrict(&plan, args->range_begin, args->range_end);
     attend_params p = params_of(device, args, &plan);
-    return launch_all(&p, (cudaStream_t)args->stream.handle, err);
+    return launch_all(&p, &b, (cudaStream_t)args->stream.handle, err);
 }
 
 nbl_status cuda_attend(nbl_device *device, const nbl_attend_args *args, nbl_error *err)

@@ -6,7 +6,7 @@
  * A call is up to three steps on one stream, none of which reads a length on the host:
  *
  *     prepare   checks every sequence, brings query rows to canonical form (NUM 5.1)
- *     attend    one of the kernels: generic, decode; chunk states or finished rows
+ *     attend    one of the kernels: generic, decode, prefill; chunk states or finished rows
  *     fold      only if split: chunk states to O, LSE and state tensors (NUM 5.6, 5.7)
  *
  * Valid as C11 and as CUDA C++. Device pointers only; all bounds are known to the host, all lengths are read from
@@ -151,6 +151,15 @@ typedef struct attend_params {
      * state {-inf, 0, offset, 0}, O = 0 included. Elements of O from v_dim on must be finite. */
     float *states;
 
+    /* prefill: the slab of units at hand; unit u of the call is kv head u % kv_heads of sequence u / kv_heads */
+    uint32_t *prefill_items; /**< work counter, then [units + 1]: first item of each unit */
+    uint8_t *images;         /**< [units, image_tiles]: expanded K and V */
+    float *prefill_totals;   /**< [processors, 128, dim]: merged chunks of the items at hand */
+    uint32_t image_tiles;
+    uint32_t slab_units; /**< 0: the plan has no place for a prefill */
+    uint32_t first_unit;
+    uint32_t units;
+
     /* device */
     cuda_status *status;
     uint32_t processors;   /**< multiprocessors */
@@ -188,6 +197,11 @@ cudaError_t nbl_cuda_attend_fold(const attend_params *p, cudaStream_t stream);
 int nbl_cuda_decode_supports(const attend_params *p);
 /** Split calls that nbl_cuda_decode_supports takes; writes `states`. */
 cudaError_t nbl_cuda_attend_decode(const attend_params *p, cudaStream_t stream);
+
+/** 1 if the prefill kernel takes the call; looks at sizes and flags only, never at device memory. */
+int nbl_cuda_prefill_supports(const attend_params *p);
+/** Calls that nbl_cuda_prefill_supports takes; split or not. */
+cudaError_t nbl_cuda_attend_prefill(const attend_params *p, cudaStream_t stream);
 
 /** Chunks of the range that begin below min(kv_len, range_end): those that have states. */
 NBL_FN uint32_t cuda_live_chunks(const attend_params *p, int32_t kv_len)

@@ -79,6 +79,8 @@ void cuda_device_close(nbl_device *device);
 nbl_status cuda_device_caps(nbl_device *device, nbl_caps *out_caps, nbl_error *err);
 nbl_status cuda_memory_alloc(nbl_device *device, uint64_t bytes, void **out_memory, nbl_error *err);
 void cuda_memory_free(nbl_device *device, void *memory);
+nbl_status cuda_host_alloc(nbl_device *device, uint64_t bytes, void **out_memory, nbl_error *err);
+void cuda_host_free(nbl_device *device, void *memory);
 nbl_status cuda_memory_copy(nbl_device *device, void *dst, const void *src, uint64_t bytes, uint32_t kind,
                             nbl_stream stream, nbl_error *err);
 nbl_status cuda_check(nbl_device *device, nbl_stream stream, nbl_error *err);

@@ -276,6 +276,38 @@ void cuda_memory_free(nbl_device *device, void *memory)
     }
 }
 
+nbl_status cuda_host_alloc(nbl_device *device, uint64_t bytes, void **out_memory, nbl_error *err)
+{
+    cuda_saved saved;
+    nbl_status status = cuda_enter(device, &saved, err);
+    if (status != NBL_OK) {
+        return status;
+    }
+    void *memory = NULL;
+    cudaError_t error = cudaHostAlloc(&memory, bytes, cudaHostAllocDefault);
+    if (error == cudaErrorMemoryAllocation) {
+        (void)cudaGetLastError();
+        status =
+            cuda_fail(err, NBL_E_NO_MEMORY, "cuda: no page-locked memory for %llu bytes", (unsigned long long)bytes);
+    } else {
+        status = cuda_result(err, error, "cudaHostAlloc");
+    }
+    if (status == NBL_OK) {
+        *out_memory = memory;
+    }
+    return cuda_leave(device, &saved, status);
+}
+
+void cuda_host_free(nbl_device *device, void *memory)
+{
+    cuda_saved saved;
+    if (cuda_enter(device, &saved, NULL) == NBL_OK) {
+        (void)cudaFreeHost(memory);
+        (void)cudaGetLastError();
+        (void)cuda_leave(device, &saved, NBL_OK);
+    }
+}
+
 /* NBL_STREAM_HOST: after all work on blocking streams, and finished when this returns. */
 static cudaError_t copy_and_wait(void *dst, const void *src, uint64_t bytes, enum cudaMemcpyKind kind)
 {

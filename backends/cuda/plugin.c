@@ -36,6 +36,8 @@ static const nbl_backend_v1 table = {
     .copy_pages = cuda_copy_pages,
     .transcode = cuda_transcode,
     .merge = cuda_merge,
+    .host_alloc = cuda_host_alloc,
+    .host_free = cuda_host_free,
 };
 
 nbl_status nbl_backend_entry_v1(const nbl_host *host, nbl_backend_request *request, const nbl_backend_v1 **out_backend,

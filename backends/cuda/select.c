@@ -12,6 +12,9 @@
 #define CODE_BYTES 2u /* of a query element, in the float core */
 #define DIM_BLOCK 32u
 #define STATE_HEAD_FLOATS 4u
+#define TILE_TOKENS 128u
+#define PREFILL_ROWS 128u
+#define PARAMETER_BYTES 12u /* of a token in an image */
 #define CAPABILITY_MIN 80u
 
 int cuda_capability_supported(uint32_t capability)
@@ -46,6 +49,44 @@ static uint64_t decode_tokens(const attend_bounds *b)
     return min_u64(b->q_tokens, b->batch * min_u64(b->q_len_max, per_sequence));
 }
 
+uint32_t cuda_prefill_dim(uint32_t k_dim, uint32_t v_dim)
+{
+    uint32_t dim = k_dim > v_dim ? k_dim : v_dim;
+    return dim <= 64u ? 64u : dim <= CUDA_PREFILL_DIM_MAX ? 128u : 0u;
+}
+
+uint64_t cuda_prefill_image_bytes(uint32_t dim)
+{
+    return TILE_TOKENS * (2u * (uint64_t)dim + PARAMETER_BYTES);
+}
+
+int cuda_prefill_splits(const attend_bounds *b)
+{
+    uint64_t rows_per_head = (uint64_t)b->q_len_max * (b->q_heads / b->kv_heads);
+    uint64_t blocks = (rows_per_head + PREFILL_ROWS - 1u) / PREFILL_ROWS;
+    return blocks * b->batch * b->kv_heads < b->processors;
+}
+
+/* Images of all units if they fit, else of as many as do, but of one at least; slabs of equal size. */
+static void plan_images(cuda_plan *p, const attend_bounds *b)
+{
+    uint64_t rows_per_head = (uint64_t)b->q_len_max * (b->q_heads / b->kv_heads);
+    uint32_t dim = cuda_prefill_dim(b->k_dim, b->v_dim);
+    uint64_t units = (uint64_t)b->batch * b->kv_heads;
+    p->items_at = p->totals_at = p->images_at = p->bytes;
+    if (dim == 0 || rows_per_head < CUDA_PREFILL_ROWS_MIN || units == 0) {
+        return;
+    }
+    p->image_tiles = b->kv_len_max == 0 ? 1u : (b->kv_len_max + TILE_TOKENS - 1u) / TILE_TOKENS;
+    uint64_t unit_bytes = p->image_tiles * cuda_prefill_image_bytes(dim);
+    uint64_t fit = max_u64(CUDA_PREFILL_IMAGES_MAX / unit_bytes, 1u);
+    uint64_t slabs = (units + fit - 1u) / fit;
+    p->slab_units = (uint32_t)((units + slabs - 1u) / slabs);
+    p->totals_at = p->items_at + aligned((min_u64(units, fit) + 2u) * sizeof(uint32_t));
+    p->images_at = p->totals_at + aligned((uint64_t)b->processors * PREFILL_ROWS * dim * sizeof(float));
+    p->bytes = p->images_at + aligned(min_u64(units * unit_bytes, max_u64(CUDA_PREFILL_IMAGES_MAX, unit_bytes)));
+}
+
 /* Few rows over a cache are always split, so that all multiprocessors have work; many rows only where the states are
  * small.
  * Neither looks at the range: no call within the bounds needs more workspace than the bounds say. */
@@ -65,6 +106,7 @@ cuda_plan cuda_plan_make(const attend_bounds *b)
     p.codes_at = p.queries_at + aligned(p.rows * QUERY_BYTES);
     p.states_at = p.codes_at + aligned(p.rows * padded(b->k_dim) * CODE_BYTES);
     p.bytes = p.states_at + aligned(p.states_bytes);
+    plan_images(&p, b);
     return p;
 }
 

@@ -450,7 +450,6 @@ nbl_status nbl_api_cache_append(nbl_cache *cache, const nbl_cache_append_args *a
 {
     nbl_cache_append_args a;
     append_work work = {.cache = cache, .args = &a};
-    NBL_TRY(nbl_cache_check(cache, err));
     NBL_TRY(NBL_STRUCT_IN(nbl_cache_append_args, &a, args, err));
     NBL_TRY(nbl_flags_check(a.flags, 0, "nbl_cache_append_args", err));
     NBL_TRY(nbl_cache_batch_find(cache, a.sequences, a.batch, true, err));

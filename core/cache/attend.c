@@ -199,7 +199,6 @@ nbl_status nbl_api_cache_attend(nbl_cache *cache, const nbl_cache_attend_args *a
     attend_work work = {.cache = cache, .args = &a};
     uint32_t groups = 0;
     uint64_t rows = 0;
-    NBL_TRY(nbl_cache_check(cache, err));
     NBL_TRY(NBL_STRUCT_IN(nbl_cache_attend_args, &a, args, err));
     NBL_TRY(nbl_reserved_check("nbl_cache_attend_args", a.reserved, err));
     NBL_TRY(nbl_cache_batch_find(cache, a.sequences, a.batch, false, err));

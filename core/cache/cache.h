@@ -286,6 +286,7 @@ typedef struct nbl_slots {
 typedef struct nbl_tiers {
     nbl_slots slots[NBL_TIER_FILE][NBL_CLASSES_MAX];
     uint8_t *memory; /**< of the host tier */
+    bool locked;     /**< it is the backend's page-locked memory */
     int file;        /**< or -1 */
     nbl_hash *sums;  /**< of the pages in the file, by slot, class after class */
     uint8_t *page;   /**< one page on its way from the file */

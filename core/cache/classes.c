@@ -4,8 +4,8 @@
  * @brief From a policy to classes of pages: which formats each layer has at each place of a sequence.
  *
  * The rules cut the layers into runs and the places into runs. For each run of places there is one pair of formats per
- * run of layers; such a row of pairs is a class. A window of recent tokens gives a run of places two classes, one for new
- * pages and one for those that have left the window. Runs of layers whose pairs agree in all classes form a group.
+ * run of layers; such a row of pairs is a class. A window of recent tokens gives a run of places two classes, one for
+ * new pages and one for those that have left the window. Runs of layers whose pairs agree in all classes form a group.
  */
 #include "cache.h"
 
@@ -316,8 +316,8 @@ static uint32_t leader_of(const nbl_plan *plan, uint32_t group)
     return i;
 }
 
-/* Lays out a class in every group and adds its bytes to the plan's. A page lies in one piece, layer after layer, so that
- * moving it takes one copy of codes and one of scales per group. */
+/* Lays out a class in every group and adds its bytes to the plan's. A page lies in one piece, layer after layer, so
+ * that moving it takes one copy of codes and one of scales per group. */
 static nbl_status class_lay(classes_work *w, uint32_t c, nbl_error *err)
 {
     nbl_plan *plan = w->plan;

@@ -21,15 +21,8 @@ void nbl_cache_pages_drop(nbl_cache *cache, uint32_t index, uint32_t keep)
     }
 }
 
-static nbl_status sequence_find(nbl_cache *cache, uint64_t handle, uint32_t *out_index, nbl_error *err)
-{
-    NBL_TRY(nbl_cache_check(cache, err));
-    return nbl_sequences_find(&cache->sequences, handle, out_index, err);
-}
-
 nbl_status nbl_api_seq_create(nbl_cache *cache, uint64_t *out_sequence, nbl_error *err)
 {
-    NBL_TRY(nbl_cache_check(cache, err));
     NBL_TRY(nbl_pointer_check("out_sequence", out_sequence, 1, (uint32_t) _Alignof(uint64_t), err));
     NBL_TRY(nbl_sequences_create(&cache->sequences, out_sequence, err));
     cache->sequences.all[nbl_sequences_index(*out_sequence)].row = nbl_rows_take(&cache->rows);
@@ -39,7 +32,7 @@ nbl_status nbl_api_seq_create(nbl_cache *cache, uint64_t *out_sequence, nbl_erro
 nbl_status nbl_api_seq_free(nbl_cache *cache, uint64_t sequence, nbl_error *err)
 {
     uint32_t index = 0;
-    NBL_TRY(sequence_find(cache, sequence, &index, err));
+    NBL_TRY(nbl_sequences_find(&cache->sequences, sequence, &index, err));
     nbl_cache_pages_drop(cache, index, 0);
     nbl_index_leave(cache, cache->sequences.all[index].node);
     nbl_rows_release(&cache->rows, cache->sequences.all[index].row);
@@ -50,7 +43,6 @@ nbl_status nbl_api_seq_free(nbl_cache *cache, uint64_t sequence, nbl_error *err)
 nbl_status nbl_api_seq_length(nbl_cache *cache, uint64_t sequence, uint32_t layer, uint32_t *out_tokens, nbl_error *err)
 {
     uint32_t index = 0;
-    NBL_TRY(nbl_cache_check(cache, err));
     NBL_TRY(nbl_pointer_check("out_tokens", out_tokens, 1, (uint32_t) _Alignof(uint32_t), err));
     NBL_TRY(nbl_sequences_find(&cache->sequences, sequence, &index, err));
     NBL_TRY(nbl_index_check("layer", layer, cache->sequences.layers, err));
@@ -119,7 +111,7 @@ nbl_status nbl_api_seq_fork(nbl_cache *cache, uint64_t parent, uint32_t tokens, 
 {
     uint32_t index = 0;
     uint64_t child = 0;
-    NBL_TRY(sequence_find(cache, parent, &index, err));
+    NBL_TRY(nbl_sequences_find(&cache->sequences, parent, &index, err));
     NBL_TRY(nbl_pointer_check("out_child", out_child, 1, (uint32_t) _Alignof(uint64_t), err));
     if (tokens < cache->sequences.all[index].dropped)
         return NBL_REFUSE(err, NBL_E_RANGE, "tokens is %u, and the parent has dropped its first %u", tokens,
@@ -158,7 +150,7 @@ static void truncate_to(nbl_cache *cache, uint32_t index, uint32_t tokens)
 nbl_status nbl_api_seq_truncate(nbl_cache *cache, uint64_t sequence, uint32_t tokens, nbl_error *err)
 {
     uint32_t index = 0;
-    NBL_TRY(sequence_find(cache, sequence, &index, err));
+    NBL_TRY(nbl_sequences_find(&cache->sequences, sequence, &index, err));
     NBL_TRY(truncate_check(cache, index, "tokens", tokens, err));
     truncate_to(cache, index, tokens);
     return NBL_OK;
@@ -168,7 +160,6 @@ nbl_status nbl_api_seq_truncate_batch(nbl_cache *cache, const uint64_t *sequence
                                       uint32_t batch, nbl_error *err)
 {
     char field[32];
-    NBL_TRY(nbl_cache_check(cache, err));
     NBL_TRY(nbl_cache_batch_find(cache, sequences, batch, true, err));
     NBL_TRY(nbl_pointer_check("tokens", tokens, batch, (uint32_t) _Alignof(uint32_t), err));
     for (uint32_t b = 0; b < batch; ++b) {
@@ -185,7 +176,7 @@ nbl_status nbl_api_seq_truncate_batch(nbl_cache *cache, const uint64_t *sequence
 nbl_status nbl_api_seq_drop_prefix(nbl_cache *cache, uint64_t sequence, uint32_t tokens, nbl_error *err)
 {
     uint32_t index = 0;
-    NBL_TRY(sequence_find(cache, sequence, &index, err));
+    NBL_TRY(nbl_sequences_find(&cache->sequences, sequence, &index, err));
     NBL_TRY(
         nbl_index_check("tokens", tokens, (uint64_t)nbl_sequences_tokens_whole(&cache->sequences, index) + 1u, err));
     nbl_sequence *s = &cache->sequences.all[index];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file locked.c
- * @brief One cache for many threads: each call on a locked cache waits for the others.
+ * @brief Around every call on a cache: the check of its handle, and for a locked cache its lock.
  */
 #include "cache.h"
 

@@ -290,7 +290,6 @@ void nbl_index_retreat(nbl_cache *cache, uint32_t index)
 static nbl_status query_in(query *q, nbl_cache *cache, const nbl_prefix *prefix, nbl_error *err)
 {
     q->cache = cache;
-    NBL_TRY(nbl_cache_check(cache, err));
     if (cache->plan.prefix_nodes == 0)
         return NBL_REFUSE(err, NBL_E_INVALID, "the cache has no prefix index (needed: NBL_CACHE_PREFIX)");
     NBL_TRY(NBL_STRUCT_IN(nbl_prefix, &q->prefix, prefix, err));
@@ -444,7 +443,7 @@ static bool is_exact(const query *q, uint32_t index)
     const nbl_sequence *s = &q->cache->sequences.all[index];
     bool equal;
     const uint32_t basis = nbl_cache_basis(q->cache, index, &equal);
-    return equal && !s->loose && basis <= q->prefix.count;
+    return equal && !s->loose && basis <= q->prefix.count && basis <= q->cache->plan.config.center_tokens;
 }
 
 /* The root of a sequence's prefix, added if it is new. */
@@ -467,15 +466,21 @@ static void page_attach(nbl_cache *cache, uint32_t node, int32_t page)
     nbl_index_tell(cache, NBL_EVENT_STORED, node, NBL_TIER_DEVICE);
 }
 
+/* Tells whether a page has the formats that its place calls for; one from a snapshot may have others. */
+static bool is_final(const nbl_cache *cache, uint32_t place, int32_t page)
+{
+    return nbl_plan_class_of_page(&cache->plan, page) == nbl_plan_place(&cache->plan, place)->final_class;
+}
+
 /* Publishes the page at a place under its parent; NBL_NONE if there is no room, or if the page is published already, by
- * a sequence that shares it, under another salt. */
+ * a sequence that shares it, under another salt, or if recomputing it would give other formats. */
 static uint32_t page_publish(const query *q, uint32_t parent, uint32_t place, int32_t page)
 {
     nbl_cache *cache = q->cache;
     const nbl_hash key = page_key(q, parent, place);
     uint32_t node = page_find(q, parent, place, &key);
     const bool empty = node == NBL_NONE || cache->index.nodes[node].page == NBL_PAGE_NONE;
-    if (empty && cache->pages.pages[page].node != NBL_NONE)
+    if (!is_final(cache, place, page) || (empty && cache->pages.pages[page].node != NBL_NONE))
         return NBL_NONE;
     if (node == NBL_NONE)
         node = page_add(q, parent, place, &key);
@@ -650,7 +655,6 @@ nbl_status nbl_api_prefix_unpin(nbl_cache *cache, const nbl_prefix *prefix, uint
 
 nbl_status nbl_api_prefix_clear(nbl_cache *cache, nbl_error *err)
 {
-    NBL_TRY(nbl_cache_check(cache, err));
     if (cache->plan.prefix_nodes == 0)
         return NBL_REFUSE(err, NBL_E_INVALID, "the cache has no prefix index (needed: NBL_CACHE_PREFIX)");
     cache->index.clearing = true;

@@ -259,7 +259,6 @@ static nbl_status export_run(work *w, nbl_error *err)
 /* Finds the sequence and fills in the head. The caller closes w. */
 static nbl_status export_begin(work *w, uint64_t sequence, nbl_error *err)
 {
-    NBL_TRY(nbl_cache_check(w->cache, err));
     NBL_TRY(nbl_sequences_find(&w->cache->sequences, sequence, &w->index, err));
     NBL_TRY(work_open(w, err));
     head_describe(w);
@@ -555,7 +554,6 @@ static nbl_status import_run(work *w, uint64_t *out_sequence, nbl_error *err)
 
 static nbl_status import_begin(work *w, uint64_t *out_sequence, nbl_error *err)
 {
-    NBL_TRY(nbl_cache_check(w->cache, err));
     NBL_TRY(nbl_pointer_check("out_sequence", out_sequence, 1, (uint32_t) _Alignof(uint64_t), err));
     return work_open(w, err);
 }

@@ -36,7 +36,6 @@ static void counters_copy(const nbl_cache_counters *from, nbl_cache_stats *to)
 
 nbl_status nbl_api_cache_stats(nbl_cache *cache, nbl_cache_stats *out_stats, nbl_error *err)
 {
-    NBL_TRY(nbl_cache_check(cache, err));
     NBL_TRY(NBL_STRUCT_OUT_CHECK(nbl_cache_stats, out_stats, err));
     nbl_cache_stats stats = nbl_plan_stats(&cache->plan);
     pages_sum(cache, &stats);

@@ -223,7 +223,6 @@ nbl_status nbl_api_cache_stats_text(nbl_cache *cache, uint32_t format, char *buf
 {
     nbl_cache_stats stats = NBL_INIT(nbl_cache_stats);
     text t = {.format = format, .buffer = buffer, .capacity = bytes, .first = true};
-    NBL_TRY(nbl_cache_check(cache, err));
     NBL_TRY(nbl_value_check("", "format", format, 0, NBL_TEXT_JSON, err));
     NBL_TRY(nbl_pointer_check("buffer", buffer, bytes, 1, err));
     NBL_TRY(nbl_pointer_check("out_bytes", out_bytes, 1, (uint32_t) _Alignof(uint64_t), err));

@@ -3,13 +3,13 @@
  * @file tiers.c
  * @brief Where published pages go when their page of the device is needed: host memory, then a file.
  *
- * Published pages never change, so a copy stays good: a page that was brought back keeps its slot, and costs no copy when
- * it is evicted again. Copies between the device and host memory are put on the stream of the call that causes them, so
- * they run after the kernels that wrote the page and before those that reuse it. With a file tier they wait for the
- * device, because the host reads what they bring.
+ * Published pages never change, so a copy stays good: a page that was brought back keeps its slot, and costs no copy
+ * when it is evicted again. Copies between the device and host memory are put on the stream of the call that causes
+ * them, so they run after the kernels that wrote the page and before those that reuse it. With a file tier they wait
+ * for the device, because the host reads what they bring.
  *
- * The file has no name (O_TMPFILE, or unlinked at once): whenever the process ends, nothing stays behind. Each page in it
- * has a checksum in memory; one that does not come back as it went is lost, never wrong.
+ * The file has no name (O_TMPFILE, or unlinked at once): whenever the process ends, nothing stays behind. Each page in
+ * it has a checksum in memory; one that does not come back as it went is lost, never wrong.
  */
 #include "cache.h"
 
@@ -87,12 +87,27 @@ static nbl_status file_open(nbl_cache *cache, nbl_error *err)
     *file = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
     if (*file >= 0)
         return NBL_OK;
-    if (snprintf(name, sizeof name, "%s/nibble-tier-XXXXXX", folder) < (int)sizeof name)
-        *file = mkstemp(name);
+    /* A file system without O_TMPFILE. */
+    if (snprintf(name, sizeof name, "%s/nibble-tier-%d-%p", folder, (int)getpid(), (void *)cache) < (int)sizeof name)
+        *file = open(name, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (*file >= 0 && unlink(name) == 0)
         return NBL_OK;
     return nbl_fail(err, NBL_E_IO, NBL_ORIGIN_OS, errno, "%s: cannot create the file tier: %s", folder,
                     strerror(errno));
+}
+
+/* The backend's page-locked memory, or ordinary memory if it has none. */
+static bool host_open(nbl_cache *cache)
+{
+    nbl_tiers *t = &cache->tiers;
+    void *memory = NULL;
+    const uint64_t bytes = cache->plan.tier_bytes[0];
+    if (bytes == 0)
+        return true;
+    const nbl_status status = cache->device->backend->host_alloc(cache->device->inner, bytes, &memory, NULL);
+    t->locked = status == NBL_OK;
+    t->memory = status == NBL_E_UNSUPPORTED ? malloc(bytes) : memory;
+    return t->memory != NULL;
 }
 
 static bool memory_open(nbl_cache *cache)
@@ -110,8 +125,7 @@ static bool memory_open(nbl_cache *cache)
             page_most = page_bytes(cache, c) > page_most ? page_bytes(cache, c) : page_most;
         }
     }
-    if (cache->plan.tier_bytes[0] > 0)
-        ok = (t->memory = malloc(cache->plan.tier_bytes[0])) != NULL && ok;
+    ok = host_open(cache) && ok;
     t->sums = malloc((file_slots + 1u) * sizeof *t->sums);
     t->page = malloc(page_most);
     return ok && t->sums != NULL && t->page != NULL;
@@ -138,7 +152,10 @@ void nbl_tiers_close(nbl_cache *cache)
             free(t->slots[i][c].newer);
         }
     }
-    free(t->memory);
+    if (t->locked)
+        cache->device->backend->host_free(cache->device->inner, t->memory);
+    else
+        free(t->memory);
     free(t->sums);
     free(t->page);
     if (t->file >= 0)

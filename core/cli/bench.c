@@ -65,7 +65,7 @@ const nbl_command nbl_command_bench = {
     "moved_bytes are all bytes read and written, inputs and outputs included; moved_gb_per_s = moved_bytes / median.\n"
     "Inputs and outputs are bf16. One region of the recipe's formats; first tokens kept in int8 play no part.\n"
     "On a device the calls of a run are queued first and then timed by the device's events.\n"
-    "Nothing is pinned: for steady figures of sim set OMP_PROC_BIND=close and OMP_PLACES=cores.\n",
+    "Threads of sim are not pinned to cores.\n",
     bench_options,
     sizeof bench_options / sizeof bench_options[0],
     bench_run,

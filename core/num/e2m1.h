@@ -12,6 +12,8 @@
 #define NBL_E2M1_CODES(X) \
     X(0), X(1), X(2), X(3), X(4), X(6), X(8), X(12), X(0), X(-1), X(-2), X(-3), X(-4), X(-6), X(-8), X(-12)
 
+#define NBL_E2M1_MAX 6.0f
+
 /** Twice the value of a code: 0 1 2 3 4 6 8 12 for 0..7, the same negated for 8..15. */
 NBL_FN int32_t nbl_e2m1_half_units(uint32_t code)
 {
@@ -28,6 +30,15 @@ NBL_FN uint32_t nbl_e2m1_encode(float x)
     uint32_t code = (uint32_t)(a > 0.25f) + (uint32_t)(a >= 0.75f) + (uint32_t)(a > 1.25f) + (uint32_t)(a >= 1.75f) +
                     (uint32_t)(a > 2.5f) + (uint32_t)(a >= 3.5f) + (uint32_t)(a > 5.0f);
     return code != 0 && x < 0.0f ? code | 8u : code;
+}
+
+/** Value of the code of x, |x| <= 6, without the code: RNE to steps of 1/2, 1 or 2 by the size of x. */
+NBL_FN float nbl_e2m1_round(float x)
+{
+    uint32_t size = nbl_bits_of(x) & 0x7f800000u; /* 2^floor(log2 |x|), 1 at least */
+    float step = nbl_float_of(size > 0x3f800000u ? size : 0x3f800000u);
+    float shift = step * 0x1.8p+22f; /* adding it rounds to half a step */
+    return (x + shift) - shift;
 }
 
 /** nbl_e2m1_encode of a magnitude up to 6, without comparisons. Added to a, each of three numbers leaves the code in

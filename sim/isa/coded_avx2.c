@@ -7,8 +7,8 @@
  * time in 16-bit sums. One of the two sums of a token starts at minus the offset times the sum of the row's codes; with
  * it no sum leaves 12 * 16 * 127 < 2^15. VPMADDWD with (m, m), or (2^s, 2^s), adds both and scales the block.
  *
- * V: the scale varies along the sum, so it goes into the weights: W = P * m <= 4080 once per row, block and token. Codes
- * become signed words, even and odd tokens apart, for VPMADDWD with pairs (0, 2) and (1, 3) of W.
+ * V: the scale varies along the sum, so it goes into the weights: W = P * m <= 4080 once per row, block and token.
+ * Codes become signed words, even and odd tokens apart, for VPMADDWD with pairs (0, 2) and (1, 3) of W.
  *
  * K lines are 8 tokens x 8 elements, V lines 8 elements of two blocks x 4 tokens.
  */

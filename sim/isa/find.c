@@ -5,12 +5,22 @@
  */
 #include "isa.h"
 
+#include <stddef.h>
 #include <string.h>
+
+#if defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
+
+static int always(void)
+{
+    return 1;
+}
 
 #if defined(__x86_64__)
 static int has_avx2(void)
 {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
 
 static int has_avx512(void)
@@ -19,18 +29,51 @@ static int has_avx512(void)
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
 }
+#elif defined(__aarch64__)
+#define HWCAP_DOTPROD (1ul << 20) /* HWCAP_ASIMDDP */
+#define HWCAP2_INT8MM (1ul << 13) /* HWCAP2_I8MM */
+
+static int has_dotprod(void)
+{
+    return (getauxval(AT_HWCAP) & HWCAP_DOTPROD) != 0;
+}
+
+static int has_i8mm(void)
+{
+    return has_dotprod() && (getauxval(AT_HWCAP2) & HWCAP2_INT8MM) != 0;
+}
+#endif
+
+/* From plain to best. */
+static const struct {
+    const sim_isa *table;
+    int (*runs_here)(void);
+} tables[] = {
+    {&sim_isa_scalar, always},
+#if defined(__x86_64__)
+    {&sim_isa_avx2, has_avx2},
+    {&sim_isa_avx512, has_avx512},
+#elif defined(__aarch64__)
+    {&sim_isa_neon, has_dotprod},
+    {&sim_isa_i8mm, has_i8mm},
+#endif
+};
+
+#if defined(__x86_64__)
+const char *const sim_isa_names[] = {"scalar", "avx2", "avx512", NULL};
+#elif defined(__aarch64__)
+const char *const sim_isa_names[] = {"scalar", "neon", "i8mm", NULL};
+#else
+const char *const sim_isa_names[] = {"scalar", NULL};
 #endif
 
 const sim_isa *sim_isa_find(const char *name)
 {
     int any = name == NULL || name[0] == '\0';
-#if defined(__x86_64__)
-    if ((any || strcmp(name, "avx512") == 0) && has_avx512()) {
-        return &sim_isa_avx512;
+    for (size_t i = sizeof tables / sizeof tables[0]; i-- > 0;) {
+        if ((any || strcmp(name, tables[i].table->name) == 0) && tables[i].runs_here()) {
+            return tables[i].table;
+        }
     }
-    if ((any || strcmp(name, "avx2") == 0) && has_avx2()) {
-        return &sim_isa_avx2;
-    }
-#endif
-    return any || strcmp(name, "scalar") == 0 ? &sim_isa_scalar : NULL;
+    return NULL;
 }

@@ -14,6 +14,7 @@
 
 #define CENTER_TOKENS_MIN 32u /* NUM 4.2 */
 #define CENTER_TOKENS_MAX 1024u
+#define APPEND_TOKENS 16 /* of a part */
 
 /* One head's row of a token as binary32, sanitized (NUM 3.1). */
 static void load_row(const sim_row_loops *loops, const nbl_tensor *t, uint64_t token, uint32_t head, float *x,
@@ -188,40 +189,44 @@ static void compute_center(const sim_row_loops *loops, const nbl_append_args *ar
     }
 }
 
-static void compute_centers(nbl_device *device, const nbl_append_args *args)
+/* What the threads of an append share. */
+typedef struct append_call {
+    const sim_row_loops *loops;
+    const nbl_append_args *args;
+} append_call;
+
+/* A step is a kv head of a sequence. */
+static void compute_centers(void *context, uint32_t thread, sim_parts *parts)
 {
-    int64_t count = (int64_t)args->batch * args->pool->shape->kv_heads;
-#pragma omp parallel num_threads(device->threads)
-    {
-        uint32_t saved = sim_fp_enter();
-#pragma omp for schedule(dynamic)
-        for (int64_t i = 0; i < count; ++i) {
-            uint32_t sequence = (uint32_t)(i / args->pool->shape->kv_heads);
+    const append_call *call = context;
+    const nbl_append_args *args = call->args;
+    int64_t heads = args->pool->shape->kv_heads;
+    int64_t i, end;
+    (void)thread;
+    while (sim_parts_next(parts, &i, &end)) {
+        for (; i < end; ++i) {
+            uint32_t sequence = (uint32_t)(i / heads);
             if (args->seq_indptr[sequence + 1] > args->seq_indptr[sequence]) {
-                compute_center(device->isa->row, args, sequence, (uint32_t)(i % args->pool->shape->kv_heads));
+                compute_center(call->loops, args, sequence, (uint32_t)(i % heads));
             }
         }
-        sim_fp_leave(saved);
     }
 }
 
-static void append_tokens(nbl_device *device, const nbl_append_args *args)
+static void append_tokens(void *context, uint32_t thread, sim_parts *parts)
 {
-    int64_t tokens = (int64_t)args->k.shape[0];
-#pragma omp parallel num_threads(device->threads)
-    {
-        uint32_t saved = sim_fp_enter();
-        place p = {.loops = device->isa->row, .args = args};
-#pragma omp for schedule(dynamic, 16)
-        for (int64_t t = 0; t < tokens; ++t) {
-            if (args->slots[t] >= 0) {
+    const append_call *call = context;
+    place p = {.loops = call->loops, .args = call->args};
+    int64_t t, end;
+    (void)thread;
+    while (sim_parts_next(parts, &t, &end)) {
+        for (; t < end; ++t) {
+            if (call->args->slots[t] >= 0) {
                 append_token(&p, (uint64_t)t);
             }
         }
-#pragma omp critical(sim_append_stats)
-        sim_stats_add(args->stats, &p.stats);
-        sim_fp_leave(saved);
     }
+    sim_stats_add(call->args->stats, &p.stats);
 }
 
 /* COMPUTE writes each sequence's row, so the rows of sequences with tokens must differ. */
@@ -279,9 +284,10 @@ nbl_status sim_append(nbl_device *device, const nbl_append_args *args, nbl_error
     if (status != NBL_OK) {
         return status;
     }
+    append_call call = {device->isa->row, args};
     if (args->pool->shape->centering && args->center_mode == NBL_CENTER_COMPUTE) {
-        compute_centers(device, args);
+        sim_team_run(device->team, (int64_t)args->batch * args->pool->shape->kv_heads, 1, compute_centers, &call);
     }
-    append_tokens(device, args);
+    sim_team_run(device->team, (int64_t)args->k.shape[0], APPEND_TOKENS, append_tokens, &call);
     return NBL_OK;
 }

@@ -774,39 +774,44 @@ static void fill_empty_states(const call *c)
 
 /* ------------------------------------------------------------------------------------------------ call */
 
-/* Neighbouring items that a thread takes at once: chunks of a block share their queries and prefetches, if enough are
- * left for the others. */
-static int grain_of(const call *c, int64_t items)
+/* Items of the call, the chunks of a block side by side when it is split. */
+typedef struct cut {
+    int64_t parts; /* of a block */
+    int64_t per_head;
+    int64_t per_sequence;
+    int64_t items;
+} cut;
+
+static cut cut_of(const call *c)
 {
-    int64_t fair = items / (8 * (int64_t)c->device->threads);
-    return c->plan.split ? (int)max_i64(1, min_i64(fair, c->plan.chunks)) : 1;
+    cut k;
+    k.parts = c->plan.split ? c->plan.chunks : 1;
+    k.per_head = c->plan.blocks * k.parts;
+    k.per_sequence = k.per_head * c->shape->kv_heads;
+    k.items = k.per_sequence * c->args->batch;
+    return k;
 }
 
-static void run_items(const call *c)
+/* Neighbouring items that a thread takes at once: chunks of a block share their queries and prefetches, if enough are
+ * left for the others. */
+static int64_t grain_of(const call *c, int64_t items)
 {
-    const plan *p = &c->plan;
-    int64_t parts = p->split ? p->chunks : 1;
-    int64_t per_head = p->blocks * parts;
-    int64_t per_sequence = per_head * c->shape->kv_heads;
-    int64_t items = per_sequence * c->args->batch;
-    int grain = grain_of(c, items);
-    uint32_t next_thread = 0;
-#pragma omp parallel num_threads(c->device->threads)
-    {
-        uint32_t saved = sim_fp_enter();
-        uint32_t thread;
-        item it = {.call = c, .sequence = UINT32_MAX};
-#pragma omp atomic capture
-        thread = next_thread++;
-        it.scratch = scratch_of(c, thread);
-#pragma omp for schedule(dynamic, grain)
-        for (int64_t i = 0; i < items; ++i) {
-            run_item(&it, (uint32_t)(i / per_sequence), (uint32_t)(i % per_sequence / per_head),
-                     (uint32_t)(i % per_head / parts), (uint32_t)(i % parts));
+    int64_t fair = items / (8 * (int64_t)sim_team_size(c->device->team));
+    return c->plan.split ? max_i64(1, min_i64(fair, c->plan.chunks)) : 1;
+}
+
+static void run_items(void *context, uint32_t thread, sim_parts *parts)
+{
+    const call *c = context;
+    cut k = cut_of(c);
+    item it = {.call = c, .scratch = scratch_of(c, thread), .sequence = UINT32_MAX};
+    int64_t i, end;
+    while (sim_parts_next(parts, &i, &end)) {
+        for (; i < end; ++i) {
+            run_item(&it, (uint32_t)(i / k.per_sequence), (uint32_t)(i % k.per_sequence / k.per_head),
+                     (uint32_t)(i % k.per_head / k.parts), (uint32_t)(i % k.parts));
         }
-        sim_fp_leave(saved);
     }
-    (void)grain;
 }
 
 static nbl_status check_pages(const nbl_attend_args *args, uint32_t sequence, nbl_error *err)
@@ -926,7 +931,8 @@ nbl_status sim_attend(nbl_device *device, const nbl_attend_args *args, nbl_error
     float sm_scale = args->sm_scale != 0.0f ? args->sm_scale : default_scale(c.shape->k_dim);
     c.c = args->soft_cap != 0.0f ? sm_scale / args->soft_cap : sm_scale * NBL_LOG2E;
     c.cap = args->soft_cap != 0.0f ? args->soft_cap * NBL_LOG2E : 0.0f;
-    run_items(&c);
+    int64_t items = cut_of(&c).items;
+    sim_team_run(device->team, items, grain_of(&c, items), run_items, &c);
     fill_empty_states(&c);
     sim_fp_leave(saved);
     return NBL_OK;

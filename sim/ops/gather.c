@@ -9,6 +9,8 @@
 #include "tensor.h"
 #include "transform.h"
 
+#define GATHER_TOKENS 16 /* of a part */
+
 /* Decodes one stored vector to binary32 without undoing any transform. */
 static void decode_slot(const nbl_gather_args *args, int64_t slot, enum nbl_kind kind, uint32_t head, float *x)
 {
@@ -75,6 +77,19 @@ static int needs_centers(const nbl_gather_args *args)
     return args->pool->shape->centering && args->k.data != NULL && (args->flags & NBL_GATHER_STORED) == 0;
 }
 
+/* context: the arguments. */
+static void gather_share(void *context, uint32_t thread, sim_parts *parts)
+{
+    const nbl_gather_args *args = *(const nbl_gather_args *const *)context;
+    int64_t t, end;
+    (void)thread;
+    while (sim_parts_next(parts, &t, &end)) {
+        for (; t < end; ++t) {
+            gather_token(args, (uint64_t)t);
+        }
+    }
+}
+
 nbl_status sim_gather(nbl_device *device, const nbl_gather_args *args, nbl_error *err)
 {
     const nbl_tensor *any = args->k.data != NULL ? &args->k : &args->v;
@@ -93,15 +108,6 @@ nbl_status sim_gather(nbl_device *device, const nbl_gather_args *args, nbl_error
     if (status != NBL_OK) {
         return status;
     }
-#pragma omp parallel num_threads(device->threads)
-    {
-        uint32_t saved = sim_fp_enter();
-#pragma omp for schedule(dynamic, 16)
-        for (int64_t t = 0; t < tokens; ++t) {
-            gather_token(args, (uint64_t)t);
-        }
-        sim_fp_leave(saved);
-    }
-    (void)device;
+    sim_team_run(device->team, tokens, GATHER_TOKENS, gather_share, &args);
     return NBL_OK;
 }

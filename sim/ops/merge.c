@@ -8,6 +8,8 @@
 #include "sim.h"
 #include "tensor.h"
 
+#define MERGE_ROWS 16 /* of a part */
+
 static nbl_state_head read_head(const nbl_tensor *t, uint64_t n, uint64_t row, uint64_t head)
 {
     nbl_state_head state;
@@ -121,6 +123,21 @@ static nbl_status check_lse(const nbl_merge_args *args, nbl_error *err)
     return NBL_OK;
 }
 
+/* context: the arguments. */
+static void merge_share(void *context, uint32_t thread, sim_parts *parts)
+{
+    const nbl_merge_args *args = *(const nbl_merge_args *const *)context;
+    int from_states = args->in_state_head.data != NULL;
+    int64_t heads = (int64_t)(from_states ? args->in_state_o : args->in_o).shape[2];
+    int64_t i, end;
+    (void)thread;
+    while (sim_parts_next(parts, &i, &end)) {
+        for (; i < end; ++i) {
+            (from_states ? merge_states : merge_pairs)(args, (uint64_t)(i / heads), (uint64_t)(i % heads));
+        }
+    }
+}
+
 nbl_status sim_merge(nbl_device *device, const nbl_merge_args *args, nbl_error *err)
 {
     int from_states = args->in_state_head.data != NULL;
@@ -137,15 +154,6 @@ nbl_status sim_merge(nbl_device *device, const nbl_merge_args *args, nbl_error *
     if (status != NBL_OK) {
         return status;
     }
-#pragma omp parallel num_threads(device->threads)
-    {
-        uint32_t saved = sim_fp_enter();
-#pragma omp for schedule(static)
-        for (int64_t i = 0; i < count; ++i) {
-            (from_states ? merge_states : merge_pairs)(args, (uint64_t)(i / heads), (uint64_t)(i % heads));
-        }
-        sim_fp_leave(saved);
-    }
-    (void)device;
+    sim_team_run(device->team, count, MERGE_ROWS, merge_share, &args);
     return NBL_OK;
 }

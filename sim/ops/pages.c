@@ -8,6 +8,8 @@
 #include "sim.h"
 #include "stats.h"
 
+#define COPY_PAGES 16 /* of a part */
+
 static nbl_status check_page(const char *name, const nbl_pool *pool, uint32_t i, int32_t page, nbl_error *err)
 {
     if (nbl_layout_region_find(pool, page) == NULL) {
@@ -104,6 +106,20 @@ static void copy_page(const nbl_copy_pages_args *args, uint32_t i, uint32_t laye
            layout.scale_page_bytes);
 }
 
+/* Pages of all layers; context: the arguments. */
+static void copy_share(void *context, uint32_t thread, sim_parts *parts)
+{
+    const nbl_copy_pages_args *args = *(const nbl_copy_pages_args *const *)context;
+    int64_t layers = args->src_pool->shape->layers;
+    int64_t i, end;
+    (void)thread;
+    while (sim_parts_next(parts, &i, &end)) {
+        for (; i < end; ++i) {
+            copy_page(args, (uint32_t)(i / layers), (uint32_t)(i % layers));
+        }
+    }
+}
+
 nbl_status sim_copy_pages(nbl_device *device, const nbl_copy_pages_args *args, nbl_error *err)
 {
     nbl_status status = sim_check_stream(args->stream, err);
@@ -116,13 +132,7 @@ nbl_status sim_copy_pages(nbl_device *device, const nbl_copy_pages_args *args, n
     if (status != NBL_OK) {
         return status;
     }
-    int64_t layers = args->src_pool->shape->layers;
-    int64_t count = (int64_t)args->count * layers;
-#pragma omp parallel for num_threads(device->threads) schedule(static)
-    for (int64_t i = 0; i < count; ++i) {
-        copy_page(args, (uint32_t)(i / layers), (uint32_t)(i % layers));
-    }
-    (void)device;
+    sim_team_run(device->team, (int64_t)args->count * args->src_pool->shape->layers, COPY_PAGES, copy_share, &args);
     return NBL_OK;
 }
 
@@ -165,6 +175,22 @@ static void transcode_page(const nbl_transcode_args *args, uint32_t i, uint32_t 
     }
 }
 
+/* Pages of all layers; context: the arguments. */
+static void transcode_share(void *context, uint32_t thread, sim_parts *parts)
+{
+    const nbl_transcode_args *args = *(const nbl_transcode_args *const *)context;
+    int64_t layers = args->src_pool->shape->layers;
+    nbl_quant_stats stats = {0};
+    int64_t i, end;
+    (void)thread;
+    while (sim_parts_next(parts, &i, &end)) {
+        for (; i < end; ++i) {
+            transcode_page(args, (uint32_t)(i / layers), (uint32_t)(i % layers), &stats);
+        }
+    }
+    sim_stats_add(args->stats, &stats);
+}
+
 static nbl_status check_token_counts(const nbl_transcode_args *args, nbl_error *err)
 {
     uint32_t page_tokens = args->src_pool->shape->page_tokens;
@@ -189,20 +215,6 @@ nbl_status sim_transcode(nbl_device *device, const nbl_transcode_args *args, nbl
     if (status != NBL_OK) {
         return status;
     }
-    int64_t layers = args->src_pool->shape->layers;
-    int64_t count = (int64_t)args->count * layers;
-#pragma omp parallel num_threads(device->threads)
-    {
-        uint32_t saved = sim_fp_enter();
-        nbl_quant_stats stats = {0};
-#pragma omp for schedule(dynamic)
-        for (int64_t i = 0; i < count; ++i) {
-            transcode_page(args, (uint32_t)(i / layers), (uint32_t)(i % layers), &stats);
-        }
-#pragma omp critical(sim_transcode_stats)
-        sim_stats_add(args->stats, &stats);
-        sim_fp_leave(saved);
-    }
-    (void)device;
+    sim_team_run(device->team, (int64_t)args->count * args->src_pool->shape->layers, 1, transcode_share, &args);
     return NBL_OK;
 }

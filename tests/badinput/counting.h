@@ -8,6 +8,7 @@
 
 #include <nibble/nibble.h>
 #include <nibble/nibble_backend.h>
+#include <stdbool.h>
 
 /** Counters and knobs, one set per process. */
 typedef struct counting_state {
@@ -17,6 +18,8 @@ typedef struct counting_state {
     uint64_t allocations;
     uint64_t live_bytes; /**< allocated and not freed */
     uint64_t live_blocks;
+    uint64_t host_bytes;              /**< page-locked memory that is allocated */
+    bool host_fails;                  /**< there is no more of it */
     uint64_t allocation_limit;        /**< allocations that succeed; 0: all */
     uint64_t workspace_bytes_per_row; /**< answer of workspace_size, times q_tokens_max */
     uint64_t workspace_bytes;         /**< added to it */

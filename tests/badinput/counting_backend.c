@@ -113,6 +113,26 @@ static nbl_status memory_copy(nbl_device *device, void *dst, const void *src, ui
     return NBL_OK;
 }
 
+static nbl_status host_alloc(nbl_device *device, uint64_t bytes, void **out_memory, nbl_error *err)
+{
+    (void)device;
+    uint64_t *memory = state.host_fails ? NULL : malloc(ALIGNMENT + bytes);
+    if (memory == NULL)
+        return fail(err, NBL_E_NO_MEMORY, "counting: told to have no host memory");
+    *memory = bytes;
+    state.host_bytes += bytes;
+    *out_memory = (uint8_t *)memory + ALIGNMENT;
+    return NBL_OK;
+}
+
+static void host_free(nbl_device *device, void *memory)
+{
+    (void)device;
+    uint64_t *start = (uint64_t *)(void *)((uint8_t *)memory - ALIGNMENT);
+    state.host_bytes -= *start;
+    free(start);
+}
+
 static nbl_status check(nbl_device *device, nbl_stream stream, nbl_error *err)
 {
     (void)device, (void)stream, (void)err;
@@ -189,6 +209,8 @@ static const nbl_backend_v1 table = {
     .copy_pages = copy_pages,
     .transcode = transcode,
     .merge = merge,
+    .host_alloc = host_alloc,
+    .host_free = host_free,
 };
 
 nbl_status nbl_backend_entry_v1(const nbl_host *host_table, nbl_backend_request *request,

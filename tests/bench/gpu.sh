@@ -10,6 +10,7 @@
 #   probe          the tensor core against its model (core/num/mma_model.h)
 #   differential   random cases, every byte against the simulator (NIBBLE_TEST_CASES, default 2000)
 #   conformance    the suite of tests/conformance with NIBBLE_BACKEND=cuda
+#   cache          served traces, the cache's tests, snapshots between sim and cuda, all against recomputations
 #   graph          append and attend captured in a CUDA graph and replayed at other lengths
 #   misuse         out of memory, host pointers, wrong streams, a device fault, leaks
 #   sanitizer      compute-sanitizer: memcheck, racecheck, initcheck, synccheck on a fixed set of random cases
@@ -19,7 +20,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-readonly ALL=(probe differential conformance graph misuse sanitizer bench peers)
+readonly ALL=(probe differential conformance cache graph misuse sanitizer bench peers)
 readonly SANITIZED_CASES=4
 readonly EXIT_SKIPPED=77
 BUILD=build/gpu
@@ -83,6 +84,30 @@ run_conformance() {
     return
   fi
   NIBBLE_BACKEND=cuda "$suite" --jobs 12
+}
+
+# Served traces, each attend compared with a recomputation; then the cache's own tests, and snapshots from sim to cuda
+# and back.
+run_cache() {
+  local serve=("$BUILD/bin/nibble" serve-sim --backend cuda) tests=$BUILD/tests/test_cache saver=$BUILD/bin/cache_saver
+  local file from to code=0
+  "${serve[@]}" || code=1
+  "${serve[@]}" --policy kv4,recent=40,layers=last1:kv8 --tokens 1500 || code=1
+  "${serve[@]}" --policy mxkv4,sinks=0 --tokens 500 --prefixes 10 --host-kib 200 --file-kib 400 || code=1
+  if [ ! -x "$tests" ] || ldd "$tests" | grep -q 'not found'; then
+    left_out "no tests of the cache here, or no Criterion to run them"
+    return $code
+  fi
+  NIBBLE_BACKEND=cuda "$tests" --jobs 1 --filter 'cache_@(policy|prefix|reports|tiers|snapshot)/!(kill*|another*)' ||
+    code=1
+  file=$(mktemp)
+  for from in sim cuda; do
+    for to in sim cuda; do
+      NIBBLE_BACKEND=$from "$saver" save "$file" && NIBBLE_BACKEND=$to "$saver" check "$file" || code=1
+    done
+  done
+  rm -f "$file"
+  return $code
 }
 
 run_sanitizer() {

@@ -4,11 +4,11 @@
 
     tests/bench/side_by_side.py --peer 'ggml f16=./fa f16 4096 1 60' -- --hq 32 --hkv 8 --kv 4096 --recipe kv4,mxkv4
 
-After -- stand the options of `nibble bench`; it runs them with --json, and each of its recipes is compared. --peer NAME=COMMAND is a
-program that times the same work and prints a number; --pattern finds it (one group) and --unit says what it is. Every
-round runs each program once, in an order that turns, so that a slow moment of the machine hits all of them. The ratio
-of a round is peer / ours; what counts is the median over the rounds. OMP_PROC_BIND and OMP_PLACES pin the threads of
-all programs unless they are set.
+After -- stand the options of `nibble bench`; it runs them with --json, and each of its recipes is compared. --peer
+NAME=COMMAND is a program that times the same work and prints a number; --pattern finds it (one group) and --unit says
+what it is. Every round runs each program once, in an order that turns, so that a slow moment of the machine hits all of
+them. The ratio of a round is peer / ours; what counts is the median over the rounds. --cpus keeps all programs on some
+cores, and OMP_PROC_BIND pins the threads of peers that use OpenMP unless it is set.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 UNIT_MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
 ROUNDS_MIN = 5
+Times = dict[str, list[float]]
 
 
 def run(command: list[str]) -> str:
     """Output of a program, its threads pinned; ends the harness if it fails."""
-    environment = {"OMP_PROC_BIND": "true", "OMP_PLACES": "cores", **os.environ}
+    environment = {"OMP_PROC_BIND": "true", **os.environ}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"side_by_side: {shlex.join(command)} failed with {done.returncode}:\n{done.stderr}")
@@ -58,10 +59,10 @@ def turned(items: list, by: int) -> list:
     return items[by:] + items[:by]
 
 
-def measure(args: argparse.Namespace, peers: dict[str, list[str]]) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+def measure(args: argparse.Namespace, peers: dict[str, list[str]]) -> tuple[Times, Times]:
     """Times of every round: ours by recipe, theirs by name."""
-    ours: dict[str, list[float]] = {}
-    theirs: dict[str, list[float]] = {name: [] for name in peers}
+    ours: Times = {}
+    theirs: Times = {name: [] for name in peers}
     for turn in range(args.rounds):
         for name in turned([None, *peers], turn):
             if name is None:
@@ -72,7 +73,7 @@ def measure(args: argparse.Namespace, peers: dict[str, list[str]]) -> tuple[dict
     return ours, theirs
 
 
-def report(ours: dict[str, list[float]], theirs: dict[str, list[float]]) -> None:
+def report(ours: Times, theirs: Times) -> None:
     """The table: medians of both, and the ratio of each round."""
     print(f"{'ours':34} {'median ms':>10} {'least':>9}   {'peer':14} {'median ms':>10} {'least':>9}   "
           f"{'ratio':>6}  lowest..highest")
@@ -88,13 +89,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tool", default=str(ROOT / "build/bin/nibble"), help="our program (default: %(default)s)")
     parser.add_argument("--peer", action="append", required=True, metavar="NAME=COMMAND")
-    parser.add_argument("--pattern", default=r"median_ms[\s:=]+([0-9.]+)", help="what a peer prints (default: %(default)s)")
+    parser.add_argument("--pattern", default=r"median_ms[\s:=]+([0-9.]+)",
+                        help="what a peer prints (default: %(default)s)")
+    parser.add_argument("--cpus", type=lambda text: {int(n) for n in text.split(",")}, metavar="N,...",
+                        help="cores for all programs (default: those of the caller)")
     parser.add_argument("--unit", choices=UNIT_MS, default="ms", help="of the number (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help=f"at least {ROUNDS_MIN} (default: %(default)s)")
     parser.add_argument("options", nargs="*", help="options of nibble bench, after --")
     args = parser.parse_args()
     if args.rounds < ROUNDS_MIN:
         parser.error(f"--rounds is {args.rounds}; at least {ROUNDS_MIN} are needed for a median worth quoting")
+    if args.cpus:
+        os.sched_setaffinity(0, args.cpus)
     peers = {}
     for peer in args.peer:
         name, separator, command = peer.partition("=")

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "lab.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #define Q_HEADS (2u * LAB_HEADS)
@@ -39,18 +40,37 @@ void lab_open(lab *l, nbl_cache_config config)
     nbl_load_options load = NBL_INIT(nbl_load_options);
     nbl_device_options options = NBL_INIT(nbl_device_options);
     *l = (lab){.config = config};
+    const char *backend = getenv("NIBBLE_BACKEND");
     load.backend = "sim";
-    options.threads = 1;
+    options.threads = backend == NULL || strcmp(backend, "sim") == 0; /* other backends have no team */
     LAB_OK(nbl_get_api(NULL, &l->api, &err));
     LAB_OK(l->api->load(&load, &l->runtime, NULL, &err));
     LAB_OK(l->api->open(l->runtime, &options, &l->device, &err));
     LAB_OK(l->api->cache_create(l->device, &config, &l->cache, &err));
+    nbl_caps caps = NBL_INIT(nbl_caps);
+    LAB_OK(l->api->caps(l->device, &caps, &err));
+    l->stream.kind = caps.stream_kind;
+    l->stream.handle = caps.stream_kind == NBL_STREAM_CUDA ? NBL_STREAM_CUDA_LEGACY : NULL;
+    for (uint32_t i = 0; i < 4; ++i)
+        LAB_OK(l->api->memory_alloc(l->device, LAB_TOKENS * LAB_HEADS * LAB_DIM * sizeof(float), &l->memory[i], &err));
+}
+
+/* Copies between the host and memory[i]. */
+static void device_move(lab *l, uint32_t i, void *host, uint64_t bytes, uint32_t kind)
+{
+    nbl_error err = NBL_INIT(nbl_error);
+    const bool up = kind == NBL_COPY_TO_DEVICE;
+    cr_assert_leq(bytes, LAB_TOKENS * LAB_HEADS * LAB_DIM * sizeof(float), "the lab is too small");
+    LAB_OK(l->api->memory_copy(l->device, up ? l->memory[i] : host, up ? host : l->memory[i], bytes, kind,
+                               (nbl_stream){.kind = NBL_STREAM_HOST}, &err));
 }
 
 void lab_close(lab *l)
 {
     nbl_error err = NBL_INIT(nbl_error);
     LAB_OK(l->api->cache_verify(l->cache, &err));
+    for (uint32_t i = 0; i < 4; ++i)
+        LAB_OK(l->api->memory_free(l->device, l->memory[i], &err));
     LAB_OK(l->api->cache_destroy(l->cache, &err));
     LAB_OK(l->api->close(l->device, &err));
     LAB_OK(l->api->runtime_destroy(l->runtime, &err));
@@ -85,8 +105,11 @@ void lab_append(lab *l, uint64_t sequence, const uint32_t *tokens, uint32_t coun
         a.seq_indptr = indptr;
         a.batch = 1;
         a.layer = layer;
-        a.k = tensor(k, count, LAB_HEADS, LAB_DIM);
-        a.v = tensor(v, count, LAB_HEADS, LAB_DIM);
+        device_move(l, 0, k, count * sizeof k[0], NBL_COPY_TO_DEVICE);
+        device_move(l, 1, v, count * sizeof v[0], NBL_COPY_TO_DEVICE);
+        a.k = tensor(l->memory[0], count, LAB_HEADS, LAB_DIM);
+        a.v = tensor(l->memory[1], count, LAB_HEADS, LAB_DIM);
+        a.stream = l->stream;
         LAB_OK(l->api->cache_append(l->cache, &a, &err));
     }
 }
@@ -117,7 +140,10 @@ nbl_status lab_attend(lab *l, uint64_t sequence, uint32_t rows, uint32_t window,
     cr_assert_leq(rows, ROWS_MOST, "the lab is too small");
     noise(q[0][0], sizeof q / sizeof(float), 77);
     memset(out, 0xA5, LAB_OUT_FLOATS(rows) * sizeof *out);
+    device_move(l, 2, q, sizeof q, NBL_COPY_TO_DEVICE);
     for (uint32_t layer = 0; layer < LAB_LAYERS; ++layer) {
+        const uint32_t o_floats = rows * Q_HEADS * LAB_DIM, floats = o_floats + rows * Q_HEADS;
+        device_move(l, 3, out, floats * sizeof *out, NBL_COPY_TO_DEVICE);
         a.flags = NBL_ATTEND_CAUSAL | (window != UINT32_MAX ? NBL_ATTEND_WINDOW_LEFT : 0);
         a.window_left = window != UINT32_MAX ? window : 0;
         a.sequences = &sequence;
@@ -125,14 +151,16 @@ nbl_status lab_attend(lab *l, uint64_t sequence, uint32_t rows, uint32_t window,
         a.batch = 1;
         a.layer = layer;
         a.q_heads = Q_HEADS;
-        a.q = tensor(q, rows, Q_HEADS, LAB_DIM);
-        a.o = tensor(out, rows, Q_HEADS, LAB_DIM);
-        out += rows * Q_HEADS * LAB_DIM;
-        a.lse = tensor(out, rows, Q_HEADS, 0);
-        out += rows * Q_HEADS;
+        a.q = tensor(l->memory[2], rows, Q_HEADS, LAB_DIM);
+        a.o = tensor(l->memory[3], rows, Q_HEADS, LAB_DIM);
+        a.lse = tensor((float *)l->memory[3] + o_floats, rows, Q_HEADS, 0);
+        a.stream = l->stream;
         const nbl_status status = l->api->cache_attend(l->cache, &a, err);
         if (status != NBL_OK)
             return status;
+        cr_assert_eq(l->api->check(l->device, l->stream, err), NBL_OK, "%s", err->message);
+        device_move(l, 3, out, floats * sizeof *out, NBL_COPY_TO_HOST);
+        out += floats;
     }
     return NBL_OK;
 }
@@ -145,6 +173,21 @@ bool lab_same(lab *a, uint64_t in_a, lab *b, uint64_t in_b)
     LAB_OK(lab_attend(a, in_a, ROWS, UINT32_MAX, out_a, &err));
     LAB_OK(lab_attend(b, in_b, ROWS, UINT32_MAX, out_b, &err));
     return lab_length(a, in_a) == lab_length(b, in_b) && memcmp(out_a, out_b, sizeof out_a) == 0;
+}
+
+bool lab_equal_bytes(lab *l, uint64_t a, uint64_t b)
+{
+    nbl_error err = NBL_INIT(nbl_error);
+    uint64_t bytes_a = 0, bytes_b = 0;
+    LAB_OK(l->api->snapshot_size(l->cache, a, &bytes_a, &err));
+    LAB_OK(l->api->snapshot_size(l->cache, b, &bytes_b, &err));
+    uint8_t *memory = malloc(bytes_a + bytes_b);
+    cr_assert_not_null(memory, "no memory");
+    LAB_OK(l->api->snapshot_write(l->cache, a, memory, bytes_a, &err));
+    LAB_OK(l->api->snapshot_write(l->cache, b, memory + bytes_a, bytes_b, &err));
+    const bool equal = bytes_a == bytes_b && memcmp(memory, memory + bytes_a, bytes_a) == 0;
+    free(memory);
+    return equal;
 }
 
 void lab_count(uint32_t *tokens, uint32_t count, uint32_t first)

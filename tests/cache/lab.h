@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file lab.h
- * @brief A cache on the simulator and sequences of tokens, for tests that compare what attention gives, byte for byte.
+ * @brief A cache on the simulator, or the backend that NIBBLE_BACKEND names, and sequences of tokens, for tests that
+ * compare what attention gives, byte for byte.
  *
  * A token id stands for its K and V in every layer, so a sequence that holds the same tokens in another cache, appended
  * with the same first cut, must give the same bytes: recomputation is the reference of everything.
@@ -24,6 +25,8 @@ typedef struct lab {
     nbl_device *device;
     nbl_cache_config config;
     nbl_cache *cache;
+    nbl_stream stream;
+    void *memory[4]; /**< of the device: K, V, Q and outputs of one call */
 } lab;
 
 /** int4p K, int8 V, pages of 16 tokens, 32 tokens in int8 first, mean and shifts. */
@@ -45,6 +48,9 @@ nbl_status lab_attend(lab *l, uint64_t sequence, uint32_t rows, uint32_t window,
 
 /** Tells whether two sequences give the same bytes. */
 bool lab_same(lab *a, uint64_t in_a, lab *b, uint64_t in_b);
+
+/** Tells whether two sequences of one cache store the same bytes: their snapshots are equal. */
+bool lab_equal_bytes(lab *l, uint64_t a, uint64_t b);
 
 /** Tokens first, first + 1, ... */
 void lab_count(uint32_t *tokens, uint32_t count, uint32_t first);

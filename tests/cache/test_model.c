@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Random operations on a cache and on the naive model of it, under memory pressure and with injected failures.
- * CACHE_MODEL_OPERATIONS sets how many (default 60000 per configuration), CACHE_MODEL_SEED where they start. */
+ * CACHE_MODEL_OPERATIONS sets how many (default 120000 per configuration), CACHE_MODEL_SEED where they start. */
 #include "ledger.h"
 
 #include <stdlib.h>
 
-#define OPERATIONS_DEFAULT 60000u
+#define OPERATIONS_DEFAULT 120000u
 #define CHECK_EVERY 16u
 
 static uint64_t state;

@@ -2,7 +2,6 @@
 /* Policies: what text stands for, which classes of pages follow from it, and that demotion is exact. */
 #include "lab.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 static const nbl_api_v1 *api_get(void)
@@ -165,21 +164,6 @@ Test(cache_policy, bad_rules)
 
 /* ------------------------------------------------------------------------------------------------ bits */
 
-static bool snapshots_equal(lab *l, uint64_t a, uint64_t b)
-{
-    nbl_error err = NBL_INIT(nbl_error);
-    uint64_t bytes_a = 0, bytes_b = 0;
-    LAB_OK(l->api->snapshot_size(l->cache, a, &bytes_a, &err));
-    LAB_OK(l->api->snapshot_size(l->cache, b, &bytes_b, &err));
-    uint8_t *memory = malloc(bytes_a + bytes_b);
-    cr_assert_not_null(memory, "no memory");
-    LAB_OK(l->api->snapshot_write(l->cache, a, memory, bytes_a, &err));
-    LAB_OK(l->api->snapshot_write(l->cache, b, memory + bytes_a, bytes_b, &err));
-    const bool equal = bytes_a == bytes_b && memcmp(memory, memory + bytes_a, bytes_a) == 0;
-    free(memory);
-    return equal;
-}
-
 /* G2: the recent window stays as small as it is said to be, and the bytes do not depend on how tokens came. */
 Test(cache_policy, g2_window_is_bounded_and_cuts_do_not_matter)
 {
@@ -207,9 +191,9 @@ Test(cache_policy, g2_window_is_bounded_and_cuts_do_not_matter)
         }
         /* The centre comes from 300, 299 and 49 tokens, so only two of them can be equal. */
         const uint64_t again = lab_filled(&l, tokens, 300, 49);
-        cr_assert(snapshots_equal(&l, steps, again), "pair %u: the cut matters", i);
+        cr_assert(lab_equal_bytes(&l, steps, again), "pair %u: the cut matters", i);
         cr_assert(lab_same(&l, steps, &l, again), "pair %u: other bits", i);
-        cr_assert(!snapshots_equal(&l, whole, single), "the comparison does not see anything");
+        cr_assert(!lab_equal_bytes(&l, whole, single), "the comparison does not see anything");
         lab_close(&l);
     }
 }
@@ -269,7 +253,7 @@ Test(cache_policy, prefix_hit_with_a_window)
     cr_assert_eq(found, 80, "%u tokens adopted: the window of 130 tokens begins in the page after them", found);
     lab_append(&l, b, tokens + 80, 50);
     const uint64_t c = lab_filled(&l, tokens, 130, 0);
-    cr_assert(snapshots_equal(&l, b, c) && lab_same(&l, b, &l, c), "other bytes");
+    cr_assert(lab_equal_bytes(&l, b, c) && lab_same(&l, b, &l, c), "other bytes");
     LAB_OK(l.api->seq_truncate(l.cache, b, 70, &err)); /* inside a demoted page */
     lab_append(&l, b, tokens + 70, 60);
     p.count = 130;

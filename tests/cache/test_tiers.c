@@ -81,8 +81,8 @@ static uint32_t prompt_find(lab *l, uint32_t prompt)
     return found;
 }
 
-/* H2: pages that were pushed out to host memory under pressure, with their scales, come back byte for byte. */
-Test(cache_tiers, h2_host_tier_gives_back_the_bytes)
+/* H2, H7: pages that were pushed out to host memory under pressure, with their scales, come back byte for byte. */
+Test(cache_tiers, h2_h7_host_tier_gives_back_the_bytes)
 {
     lab l;
     nbl_error err = NBL_INIT(nbl_error);
@@ -95,10 +95,8 @@ Test(cache_tiers, h2_host_tier_gives_back_the_bytes)
     cr_assert(stats.host_pages_total == 100 && stats.host_pages_used == stats.pages_offloaded, "%u pages in the host",
               stats.host_pages_used);
     for (uint32_t prompt = 1; prompt <= 4; ++prompt) {
-        nbl_cache_config config = l.config;
         const uint32_t found = prompt_find(&l, prompt);
         cr_assert_eq(found, PROMPT, "prompt %u: %u tokens", prompt, found);
-        (void)config;
     }
     cr_assert_gt(lab_stats(&l).pages_restored, 15, "restored");
     LAB_OK(l.api->prefix_clear(l.cache, &err));
@@ -244,4 +242,23 @@ Test(cache_tiers, failing_copies)
     cr_assert_eq(ledger_adopt(&l, 0, tokens, 40, 0, 0, &found), NBL_OK, "adopt");
     cr_assert_eq(found, 40, "%u tokens are left", found);
     ledger_close(&l);
+}
+
+/* The host tier lies in the backend's page-locked memory, as much as planned; without it there is no cache. */
+Test(cache_tiers, page_locked_memory_of_the_backend)
+{
+    nbl_error err = NBL_INIT(nbl_error);
+    nbl_cache_config config = ledger_config();
+    config.flags = NBL_CACHE_PREFIX;
+    config.host_bytes = 100000;
+    fixture f = fixture_open(config);
+    const nbl_cache_stats stats = fixture_stats(&f);
+    cr_assert(stats.host_bytes > 90000 && stats.host_bytes <= 100000, "%d bytes", (int)stats.host_bytes);
+    cr_assert_eq(f.c.state->host_bytes, stats.host_bytes, "%d bytes allocated", (int)f.c.state->host_bytes);
+    nbl_cache *cache = NULL;
+    f.c.state->host_fails = true;
+    EXPECT(f.c.api->cache_create(f.c.device, &config, &cache, &err), NBL_E_NO_MEMORY);
+    cr_assert_not_null(strstr(err.message, "host_bytes"), "%s", err.message);
+    fixture_close(&f);
+    cr_assert_eq(f.c.state->host_bytes, 0, "host memory stayed");
 }

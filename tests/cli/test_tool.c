@@ -97,7 +97,8 @@ Test(tool, usage_errors_name_the_option)
     assert_run(TOOL("compare", "--generate", "gaussian", "--lengths", "1,,2"), 2,
                "nibble: --lengths: \"1,,2\" has an empty item\n");
     assert_run(TOOL("bench", "--op", "multiply"), 2,
-               "nibble: --op: unknown operation \"multiply\" (known: attend, append, gather)\n");
+               "nibble: --op: unknown operation \"multiply\" (known: attend, append, prefill, gather, copy_pages, "
+               "transcode)\n");
 }
 
 Test(tool, errors_found_with_a_backend_name_the_option_too)
@@ -898,10 +899,10 @@ Test(tool, serve_sim_never_differs_from_a_recomputation)
         const char *policy, *tokens, *host, *key;
     } rows[] = {{"kv4,sinks=16", "700", "0", "pages_evicted"},
                 {"kv4,recent=40,layers=last1:kv8", "1500", "0", "pages_demoted"},
-                {"mxkv4,sinks=0", "600", "400", "pages_restored"}};
+                {"mxkv4,sinks=0", "500", "400", "pages_restored"}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         tool_result result = TOOL(SERVE, "--requests", "40", "--policy", rows[i].policy, "--tokens", rows[i].tokens,
-                                  "--host-kib", rows[i].host);
+                                  "--host-kib", rows[i].host, "--prefixes", "10");
         cr_assert_eq(result.exit_code, 0, "exit %d: %s", result.exit_code, result.err);
         json_t *json = json_loads(result.out, 0, NULL);
         cr_assert_not_null(json, "no JSON: %s", result.out);

@@ -63,9 +63,18 @@ Test(cuda_select, places_are_aligned_and_disjoint)
     b.batch = 13;
     b.k_dim = 80;
     cuda_plan p = cuda_plan_make(&b);
-    const uint64_t places[] = {p.sequences_at, p.queries_at, p.codes_at, p.states_at, p.bytes};
-    const uint64_t sizes[] = {13 * 16, 13 * 32 * 16, 13 * 32 * 96, p.states_bytes};
-    for (uint32_t i = 0; i < 4u; ++i) {
+    b.q_len_max = 40;
+    p = cuda_plan_make(&b);
+    const uint64_t places[] = {p.sequences_at, p.queries_at, p.codes_at,  p.states_at,
+                               p.items_at,     p.totals_at,  p.images_at, p.bytes};
+    const uint64_t sizes[] = {13 * 16,
+                              13 * 32 * 16,
+                              13 * 32 * 96,
+                              p.states_bytes,
+                              (p.slab_units + 2u) * 4u,
+                              UINT64_C(132) * 128 * 128 * 4,
+                              p.slab_units * p.image_tiles * cuda_prefill_image_bytes(128)};
+    for (uint32_t i = 0; i < sizeof sizes / sizeof sizes[0]; ++i) {
         cr_assert(places[i] % CUDA_WORKSPACE_ALIGNMENT == 0, "place %u is %llu", i, (unsigned long long)places[i]);
         cr_assert(places[i] + sizes[i] <= places[i + 1], "place %u reaches into the next one", i);
     }
@@ -77,7 +86,7 @@ Test(cuda_select, larger_bounds_need_no_less)
     const uint32_t lengths[] = {1, 2, 5, 16, 17, 64, 65, 300, 5000};
     const uint32_t heads[] = {8, 32, 40, 64};
     for (uint32_t h = 0; h < 4u; ++h) {
-        uint64_t before = 0;
+        uint64_t before = 0, long_before = 0;
         for (uint32_t i = 0; i < 9u; ++i) {
             attend_bounds b = decode_bounds();
             b.q_heads = heads[h];
@@ -87,8 +96,56 @@ Test(cuda_select, larger_bounds_need_no_less)
             cr_assert(bytes >= before, "q_len_max %u needs %llu bytes, less than %llu", lengths[i],
                       (unsigned long long)bytes, (unsigned long long)before);
             before = bytes;
+            b = decode_bounds();
+            b.q_heads = heads[h];
+            b.q_len_max = 300;
+            b.q_tokens = (uint64_t)b.batch * 300;
+            b.kv_len_max = lengths[i] * 1000u;
+            bytes = cuda_plan_make(&b).bytes;
+            cr_assert(bytes >= long_before, "kv_len_max %u needs %llu bytes, less than %llu", b.kv_len_max,
+                      (unsigned long long)bytes, (unsigned long long)long_before);
+            long_before = bytes;
         }
     }
+}
+
+Test(cuda_select, prefill_images_are_bounded)
+{
+    attend_bounds b = prefill_bounds();
+    cuda_plan p = cuda_plan_make(&b);
+    cr_assert(p.image_tiles == 128, "%u tiles of 16384 tokens", p.image_tiles);
+    cr_assert(p.slab_units == 16, "%u of 16 units at a time", p.slab_units);
+    cr_assert(p.bytes - p.images_at == UINT64_C(16) * 128 * 34304, "%llu bytes of images",
+              (unsigned long long)(p.bytes - p.images_at));
+    b.batch = 64;
+    b.kv_len_max = 131072;
+    p = cuda_plan_make(&b);
+    cr_assert(p.slab_units == 7, "%u units of 35 MB at a time", p.slab_units);
+    cr_assert(p.bytes - p.images_at == CUDA_PREFILL_IMAGES_MAX, "%llu bytes of images",
+              (unsigned long long)(p.bytes - p.images_at));
+    b.kv_len_max = 1u << 20; /* one unit is larger than the limit */
+    p = cuda_plan_make(&b);
+    cr_assert(p.slab_units == 1 && p.bytes - p.images_at == UINT64_C(8192) * 34304, "%u units, %llu bytes",
+              p.slab_units, (unsigned long long)(p.bytes - p.images_at));
+}
+
+Test(cuda_select, prefill_takes_dimensions_up_to_128)
+{
+    cr_assert(cuda_prefill_dim(128, 128) == 128 && cuda_prefill_dim(80, 24) == 128 && cuda_prefill_dim(64, 64) == 64);
+    cr_assert(cuda_prefill_dim(192, 128) == 0 && cuda_prefill_dim(128, 256) == 0);
+    attend_bounds b = prefill_bounds();
+    b.v_dim = 256;
+    cr_assert(cuda_plan_make(&b).slab_units == 0, "a prefill with 256 elements of V");
+}
+
+Test(cuda_select, prefill_splits_when_it_has_fewer_items_than_the_device_processors)
+{
+    attend_bounds b = prefill_bounds();
+    b.batch = 1;
+    b.q_len_max = 512; /* 16 blocks of 128 rows for each of 8 kv heads */
+    cr_assert(cuda_prefill_splits(&b), "128 items on 132 multiprocessors");
+    b.q_len_max = 544;
+    cr_assert(!cuda_prefill_splits(&b), "136 items on 132 multiprocessors");
 }
 
 /* A decode call inside the bounds of a prefill finds its states' place large enough. */

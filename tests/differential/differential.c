@@ -44,6 +44,7 @@ typedef struct trial {
     uint32_t out_dtype;
     uint32_t states; /* chunks asked for, 0: none */
     bool is_decode;  /* shaped for the fast decode kernels, which take only some shapes */
+    bool is_prefill; /* the same for the prefill kernels */
     array *codes[REGIONS_MAX], *scales[REGIONS_MAX], *head_scales[2];
     array *slots, *table, *kv_indptr, *q_indptr, *kv_lens, *center_codes, *center_exponents, *center_shifts, *stats;
     array *k, *v, *q, *o, *lse, *state_head, *state_o;
@@ -110,6 +111,29 @@ static void narrow_to_decode(trial *t)
     t->q_heads = t->shape.kv_heads * world_choice(w, decode_groups, COUNT(decode_groups));
 }
 
+/* Many rows, head dims up to 128. */
+static void narrow_to_prefill(trial *t)
+{
+    static const uint32_t prefill_dims[] = {24, 64, 64, 80, 96, 128, 128, 128};
+    world *w = t->w;
+    t->is_prefill = true;
+    t->shape.k_dim = world_choice(w, prefill_dims, COUNT(prefill_dims));
+    t->shape.v_dim = world_below(w, 3) == 0 ? world_choice(w, prefill_dims, COUNT(prefill_dims)) : t->shape.k_dim;
+    t->shape.k_hadamard = random_hadamard(w, t->shape.k_dim);
+    t->shape.v_hadamard = random_hadamard(w, t->shape.v_dim);
+}
+
+/* Bounds of a call may be generous. With these a prefill has work for every processor without a split, or has to take
+ * its sequences in several goes. */
+static void widen_prefill_bounds(trial *t)
+{
+    t->q_len_max += world_below(t->w, 2) * 20000u;
+    if (world_below(t->w, 8) == 0) {
+        t->kv_len_max += 300000u;
+        t->states = 0;
+    }
+}
+
 static void random_lengths(trial *t)
 {
     world *w = t->w;
@@ -122,6 +146,8 @@ static void random_lengths(trial *t)
         if (t->is_decode) {
             uint32_t rows = 8u * t->shape.kv_heads / t->q_heads;
             t->q_len[b] = t->q_len[b] % (rows + 1u);
+        } else if (t->is_prefill && t->q_len[b] > 0) {
+            t->q_len[b] = random_length(w, 700);
         }
         t->kv_len_max = t->kv_len[b] > t->kv_len_max ? t->kv_len[b] : t->kv_len_max;
         t->q_len_max = t->q_len[b] > t->q_len_max ? t->q_len[b] : t->q_len_max;
@@ -131,6 +157,9 @@ static void random_lengths(trial *t)
     t->kv_len_max += world_below(w, 2) * world_below(w, 3000);
     t->q_len_max += t->is_decode ? 0u : world_below(w, 2) * 3u;
     t->states = world_below(w, 3) == 0 ? (t->kv_len_max + NBL_CHUNK_TOKENS - 1u) / NBL_CHUNK_TOKENS : 0u;
+    if (t->is_prefill) {
+        widen_prefill_bounds(t);
+    }
 }
 
 static void describe(trial *t, uint32_t number)
@@ -139,10 +168,10 @@ static void describe(trial *t, uint32_t number)
     snprintf(
         t->text, sizeof t->text,
         "case %u: Hk %u Hq %u Dk %u Dv %u page %u hadamard %u %u centering %u regions %u formats %u %u rules %u %u "
-        "batch %u kv_len %u.. q_len %u.. tokens %u q_tokens %u dtypes %u %u states %u",
+        "batch %u kv_len %u.. q_len %u.. tokens %u q_tokens %u bounds %u %u dtypes %u %u states %u",
         number, s->kv_heads, t->q_heads, s->k_dim, s->v_dim, s->page_tokens, s->k_hadamard, s->v_hadamard, s->centering,
         t->region_count, t->k_format[0], t->v_format[0], s->k_scale_rule, s->v_scale_rule, t->batch, t->kv_len[0],
-        t->q_len[0], t->tokens, t->q_tokens, t->in_dtype, t->out_dtype, t->states);
+        t->q_len[0], t->tokens, t->q_tokens, t->q_len_max, t->kv_len_max, t->in_dtype, t->out_dtype, t->states);
     t->w->case_text = t->text;
 }
 
@@ -177,7 +206,7 @@ static bool only_float(void)
 static void make_pool(trial *t)
 {
     uint32_t pages_needed = 0;
-    bool is_float = !t->is_decode && (world_below(t->w, 3) == 0 || only_float());
+    bool is_float = !t->is_decode && !t->is_prefill && (world_below(t->w, 3) == 0 || only_float());
     bool k_fp16 = is_float && world_below(t->w, 4) == 0, v_fp16 = is_float && world_below(t->w, 4) == 0;
     for (uint32_t b = 0; b < t->batch; ++b) {
         pages_needed += (t->kv_len[b] + t->shape.page_tokens - 1u) / t->shape.page_tokens;
@@ -417,16 +446,17 @@ static nbl_attend_args random_mask(trial *t, array *heads[2], array **tree)
         a.window_right = world_below(w, 100);
     }
     a.sm_scale = world_below(w, 3) == 0 ? 0.0f : 0.02f + 0.01f * (float)world_below(w, 40);
-    a.soft_cap = !t->is_decode && (t->shape.centering & NBL_CENTERING_MEAN) == 0 && world_below(w, 4) == 0
-                     ? 5.0f + (float)world_below(w, 50)
-                     : 0.0f;
+    a.soft_cap =
+        !t->is_decode && !t->is_prefill && (t->shape.centering & NBL_CENTERING_MEAN) == 0 && world_below(w, 4) == 0
+            ? 5.0f + (float)world_below(w, 50)
+            : 0.0f;
     if (world_below(w, 5) == 0) {
         a.range_begin = NBL_CHUNK_TOKENS * world_below(w, 2);
         a.range_end = a.range_begin + NBL_CHUNK_TOKENS * (1u + world_below(w, 2));
     }
     for (uint32_t k = 0; k < 2u; ++k) {
         heads[k] = NULL;
-        if (world_below(w, 3) == 0 && !(t->is_decode && k == 0)) {
+        if (world_below(w, 3) == 0 && !((t->is_decode || t->is_prefill) && k == 0)) {
             heads[k] = world_array(w, t->q_heads * sizeof(float));
             for (uint32_t h = 0; h < t->q_heads; ++h) {
                 ((float *)(void *)heads[k]->host)[h] = world_normal(w) * (k == 0 ? 0.1f : 3.0f);
@@ -435,7 +465,7 @@ static nbl_attend_args random_mask(trial *t, array *heads[2], array **tree)
         }
     }
     *tree = NULL;
-    if (world_below(w, 5) == 0 && !t->is_decode && t->q_len_max > 0 && heads[0] == NULL &&
+    if (world_below(w, 5) == 0 && !t->is_decode && !t->is_prefill && t->q_len_max > 0 && heads[0] == NULL &&
         (a.flags & (NBL_ATTEND_WINDOW_LEFT | NBL_ATTEND_WINDOW_RIGHT)) == 0) { /* slots of a tree are no positions */
         a.tree_mask_stride = (t->q_len_max + 31u) / 32u;
         *tree = world_array(w, (uint64_t)t->q_tokens * a.tree_mask_stride * sizeof(uint32_t));
@@ -620,6 +650,8 @@ static void run_case(world *w, uint64_t seed, uint32_t number)
     random_shape(&t);
     if (number % 2u != 0) {
         narrow_to_decode(&t);
+    } else if (number % 4u != 0) {
+        narrow_to_prefill(&t);
     }
     random_lengths(&t);
     make_pool(&t);

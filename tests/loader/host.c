@@ -18,7 +18,6 @@
 TestSuite(host, .init = clean_env, .timeout = 60);
 
 #define SIM_DIR LIBRARY_DIR "/nibble"
-#define SERIAL_DIR PLUGINS "/serial"
 
 /* The client with a device of the simulator in this directory. */
 static nbl_client open_sim(const char *directory)
@@ -59,55 +58,22 @@ static void exhaust_static_tls(const char *folder)
     cr_assert_fail("200 libraries fit into the static TLS");
 }
 
+/* The simulator needs none. */
 Test(host, static_tls_exhausted)
 {
     if (SANITIZER[0])
-        cr_skip_test("the sanitizer's own runtime brings libgomp's needs forward");
-    if (!OPENMP)
-        cr_skip_test("the simulator was built without OpenMP");
-    char *folder = make_folder(), text[2048];
-    nbl_error err = NBL_INIT(nbl_error);
-    nbl_runtime *runtime = NULL;
+        cr_skip_test("the sanitizer's own runtime takes part in the static TLS");
+    char *folder = make_folder();
     exhaust_static_tls(folder);
-    nbl_load_options options = options_of("sim", SIM_DIR);
-    options.flags = NBL_LOAD_IGNORE_ENV;
-    const nbl_status status = api()->load(&options, &runtime, NULL, &err);
-    if (status == NBL_OK)
-        cr_skip_test("this OpenMP runtime needs no static TLS");
-    cr_assert_eq(status, NBL_E_BACKEND, "status is %s: %s", api()->status_name(status), err.message);
-    const char *culprit = strstr(err.message, "left for ");
-    cr_assert_not_null(culprit, "message is %s", err.message);
-    culprit += strlen("left for ");
-    const int culprit_bytes = (int)strcspn(culprit, ";"); /* the OpenMP runtime, wherever it lies */
-    cr_assert_eq(strncmp(culprit + culprit_bytes - strlen("/libgomp.so.1"), "/libgomp.so.1", strlen("/libgomp.so.1")),
-                 0, "message is %s", err.message);
-    (void)snprintf(text, sizeof text,
-                   "nibble: " SIM_DIR "/libnibble-backend-sim.so.1: no static TLS left for %.*s; load it before other "
-                   "TLS-heavy libraries or set GLIBC_TUNABLES=glibc.rtld.optional_static_tls=2048",
-                   culprit_bytes, culprit);
-    cr_assert_str_eq(err.message, text, "message is\n%s\nnot\n%s", err.message, text);
-    expect_usable();
-    nbl_client serial = open_sim(SERIAL_DIR);
-    (void)run(&serial);
-    cr_assert_eq(nbl_client_close(&serial, NULL), NBL_OK, "nbl_client_close");
-    remove_folder(folder);
-}
-
-Test(host, serial_simulator_gives_the_same_bits)
-{
     nbl_client client = open_sim(SIM_DIR);
-    const small_result parallel = run(&client);
+    (void)run(&client);
     cr_assert_eq(nbl_client_close(&client, NULL), NBL_OK, "nbl_client_close");
-    client = open_sim(SERIAL_DIR);
-    const small_result serial = run(&client);
-    cr_assert_eq(memcmp(&serial, &parallel, sizeof serial), 0, "the serial simulator gives other bits");
-    cr_assert_eq(nbl_client_close(&client, NULL), NBL_OK, "nbl_client_close");
+    remove_folder(folder);
 }
 
 /* ------------------------------------------------------------------------------------------------ OpenMP variables */
 
-/* An OpenMP runtime reads these when the simulator is opened; libgomp would pin this thread, and complain about the
- * others on stderr. */
+/* The simulator has threads of its own and reads none of these. */
 Test(host, openmp_variables_do_not_pin_the_caller)
 {
     cpu_set_t before, after;

@@ -41,7 +41,7 @@ Test(plugins, foreign_library)
 Test(plugins, other_major)
 {
     expect_mock_refusal("other_major", "other", NBL_E_ABI,
-                        "FILE speaks backend ABI 2.0 to 2.0, this runtime speaks 1.0 to 1.0; update libnibble or the "
+                        "FILE speaks backend ABI 2.0 to 2.1, this runtime speaks 1.0 to 1.1; update libnibble or the "
                         "backend");
     expect_no_marker();
 }
@@ -49,7 +49,7 @@ Test(plugins, other_major)
 Test(plugins, newer_minor_only)
 {
     expect_mock_refusal("newer_only", "newer", NBL_E_ABI,
-                        "FILE speaks backend ABI 1.1 to 1.3, this runtime speaks 1.0 to 1.0; update libnibble or the "
+                        "FILE speaks backend ABI 1.2 to 1.3, this runtime speaks 1.0 to 1.1; update libnibble or the "
                         "backend");
     expect_no_marker();
 }
@@ -122,14 +122,14 @@ Test(plugins, older_plugin_with_fewer_slots)
 Test(plugins, answers_another_major)
 {
     expect_mock_refusal("lie_major", "lie", NBL_E_ABI,
-                        "FILE speaks backend ABI 2.0 to 2.0, this runtime speaks 1.0 to 1.0; update libnibble or the "
+                        "FILE speaks backend ABI 2.0 to 2.0, this runtime speaks 1.0 to 1.1; update libnibble or the "
                         "backend");
 }
 
 Test(plugins, answers_a_minor_not_offered)
 {
     expect_mock_refusal("lie_minor", "lie", NBL_E_ABI,
-                        "FILE speaks backend ABI 1.5 to 1.5, this runtime speaks 1.0 to 1.0; update libnibble or the "
+                        "FILE speaks backend ABI 1.5 to 1.5, this runtime speaks 1.0 to 1.1; update libnibble or the "
                         "backend");
 }
 

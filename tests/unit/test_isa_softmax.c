@@ -57,6 +57,22 @@ static float expected_logits(const trial *c, float base, float limit, float *log
     return most;
 }
 
+/* P and q of every distance, asked of the oracle once each: its exponential is slow where long double is emulated. */
+static void expected_weight(int64_t k, uint8_t *p, float *q)
+{
+    static struct {
+        uint8_t known, p;
+        float q;
+    } all[GRID_STEPS + 2];
+    if (!all[k].known) {
+        all[k].known = 1;
+        all[k].p = (uint8_t)oracle_weight_int(k);
+        all[k].q = oracle_weight_bf16(k);
+    }
+    *p = all[k].p;
+    *q = all[k].q;
+}
+
 static outcome expect(const trial *c)
 {
     outcome out = {{c->first ? expected_base(c) : c->base, 1.0f, 0.0f, 0.0f, 0}, {0}};
@@ -77,8 +93,9 @@ static outcome expect(const trial *c)
         if (visible(c, t)) {
             double below = (double)most - (double)logits[t];
             int64_t k = below > 126.0 ? GRID_STEPS + 1 : (int64_t)(below * 256.0);
-            out.p[t] = (uint8_t)oracle_weight_int(k);
-            sums[t % 16u] = fmaf(oracle_weight_bf16(k), c->weight[t], sums[t % 16u]);
+            float q;
+            expected_weight(k, &out.p[t], &q);
+            sums[t % 16u] = fmaf(q, c->weight[t], sums[t % 16u]);
         }
     }
     out.found.l = oracle_tree(sums);

@@ -14,21 +14,28 @@ const sim_isa *isa_or_skip(const char *name);
 void *guarded_alloc(uint64_t bytes);
 void guarded_free(void *memory, uint64_t bytes);
 
-/** Defines check(isa) as three tests of a suite: scalar, avx2, avx512. */
+#define ISA_TEST_OF(suite, check, name) \
+    Test(suite##_##name, check)         \
+    {                                   \
+        check(isa_or_skip(#name));      \
+    }
+
+#if defined(__aarch64__)
+#define ISA_TESTS(suite, check)       \
+    ISA_TEST_OF(suite, check, scalar) \
+    ISA_TEST_OF(suite, check, neon)   \
+    ISA_TEST_OF(suite, check, i8mm)
+#else
+#define ISA_TESTS(suite, check)       \
+    ISA_TEST_OF(suite, check, scalar) \
+    ISA_TEST_OF(suite, check, avx2)   \
+    ISA_TEST_OF(suite, check, avx512)
+#endif
+
+/** Defines check(isa) as one test of a suite for each table. */
 #define ISA_TEST(suite, check)             \
     static void check(const sim_isa *isa); \
-    Test(suite##_scalar, check)            \
-    {                                      \
-        check(isa_or_skip("scalar"));      \
-    }                                      \
-    Test(suite##_avx2, check)              \
-    {                                      \
-        check(isa_or_skip("avx2"));        \
-    }                                      \
-    Test(suite##_avx512, check)            \
-    {                                      \
-        check(isa_or_skip("avx512"));      \
-    }                                      \
+    ISA_TESTS(suite, check)                \
     static void check(const sim_isa *isa)
 
 #endif

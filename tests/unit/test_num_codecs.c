@@ -134,6 +134,28 @@ Test(num_codecs, e2m1_encodes_every_kind_of_float_like_the_oracle)
     }
 }
 
+static void check_round(uint32_t bits)
+{
+    float x = nbl_float_of(bits);
+    if (!IS_NAN_BITS(bits) && fabsf(x) <= NBL_E2M1_MAX) {
+        float expected = (float)nbl_e2m1_half_units(oracle_e2m1_code((double)x)) * 0.5f;
+        cr_assert_eq(nbl_bits_of(nbl_e2m1_round(x)), nbl_bits_of(expected), "bits %08x", bits);
+    }
+}
+
+/* NUM 3.4. */
+Test(num_codecs, e2m1_rounds_to_the_value_of_the_code)
+{
+    for (uint64_t i = 0; i <= UINT32_MAX; i += SWEEP_STEP) {
+        check_round((uint32_t)i);
+    }
+    for (int32_t quarters = -24; quarters <= 24; quarters++) { /* all values and ties are multiples of 1/4 */
+        for (uint32_t step = 0; step <= 6u; step++) {
+            check_round(nbl_bits_of((float)quarters * 0.25f) + step - 3u);
+        }
+    }
+}
+
 /* NUM 2.1: an exponent byte is E8M0. */
 Test(num_codecs, e8m0_decodes_every_code)
 {

@@ -196,7 +196,7 @@ typedef struct nbl_cache_config {
                                        NBL_SCOPE_FIRST before all others of that scope */
     uint32_t rule_count;          /**< 0..NBL_RULES_MAX */
     uint32_t append_tokens_max;   /**< since 1.1: with NBL_SCOPE_RECENT, tokens that one step appends to all sequences
-                                       together (all of them are recent at first); 0: 2048, or tokens_max if that is less */
+                                     together, all of which are recent at first; 0: 2048, or tokens_max if less */
     uint64_t host_bytes; /**< since 1.1: with NBL_CACHE_PREFIX, most host memory for evicted pages, split over the kinds
                               of pages as the device's is; 0: none. Counted apart from device memory */
     uint64_t file_bytes; /**< since 1.1: with host_bytes, most file space for pages that leave host memory; 0: none */

@@ -586,7 +586,7 @@ NBL_ASSERT_FIELD(nbl_backend_request, abi_minor, 12);
 NBL_ASSERT_FIELD(nbl_backend_request, numerics_version, 16);
 NBL_ASSERT_FIELD(nbl_backend_request, layout_version, 20);
 
-NBL_ASSERT_SIZE(nbl_backend_v1);
+NBL_STATIC_ASSERT(sizeof(nbl_backend_v1) == 160u, "size of nbl_backend_v1");
 NBL_ASSERT_FIELD(nbl_backend_v1, struct_size, 0);
 NBL_ASSERT_FIELD(nbl_backend_v1, abi_minor, 4);
 NBL_ASSERT_FIELD(nbl_backend_v1, name, 8);
@@ -606,6 +606,8 @@ NBL_ASSERT_FIELD(nbl_backend_v1, gather, 112);
 NBL_ASSERT_FIELD(nbl_backend_v1, copy_pages, 120);
 NBL_ASSERT_FIELD(nbl_backend_v1, transcode, 128);
 NBL_ASSERT_FIELD(nbl_backend_v1, merge, 136);
+NBL_ASSERT_FIELD(nbl_backend_v1, host_alloc, 144);
+NBL_ASSERT_FIELD(nbl_backend_v1, host_free, 152);
 
 NBL_ASSERT_SIZE(nbl_note_payload);
 NBL_ASSERT_FIELD(nbl_note_payload, magic, 0);

@@ -39,7 +39,7 @@ extern "C" {
 #endif
 
 #define NBL_BACKEND_ABI_MAJOR 1u
-#define NBL_BACKEND_ABI_MINOR 0u
+#define NBL_BACKEND_ABI_MINOR 1u
 #define NBL_BACKEND_ABI_MINOR_MIN 0u /**< oldest minor this runtime accepts */
 
 /** What the runtime gives a plugin. Valid for the life of the process. */
@@ -165,6 +165,17 @@ typedef struct nbl_backend_v1 {
      * @since backend ABI 1.0
      */
     nbl_status (*merge)(nbl_device *device, const nbl_merge_args *args, nbl_error *err);
+
+    /** Allocates bytes > 0 of host memory, aligned to 256, that memory_copy moves without a copy in between and without
+     *  holding up the caller (page-locked). OPTIONAL since 1.1, together with host_free.
+     * @since backend ABI 1.1
+     */
+    nbl_status (*host_alloc)(nbl_device *device, uint64_t bytes, void **out_memory, nbl_error *err);
+
+    /** Frees memory of host_alloc, not NULL; copies from and to it have finished. OPTIONAL since 1.1.
+     * @since backend ABI 1.1
+     */
+    void (*host_free)(nbl_device *device, void *memory);
 } nbl_backend_v1;
 
 /** Makes the entry visible in a plugin built with hidden symbols. */

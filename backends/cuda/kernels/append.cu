@@ -276,7 +276,7 @@ static __device__ void append_all(const append_params &p, const append_work &w, 
 /* Blocks of a multiprocessor: as many as leave the registers that the kernel needs. */
 static constexpr uint32_t blocks_of(uint32_t family, bool wide)
 {
-    return !wide ? 2u : family == FAMILY_ANY ? 3u : family == FAMILY_INT8 ? 5u : 4u;
+    return !wide ? 2u : family == FAMILY_ANY ? 3u : 4u - BLOCKS_FEWER;
 }
 
 template <uint32_t FAMILY, bool WIDE>

@@ -140,7 +140,8 @@ static __device__ void gather_vectors(const gather_params &p, const gather_work 
     }
 }
 
-static __global__ void __launch_bounds__(THREADS, 6) gather_kernel(const __grid_constant__ gather_params p)
+static __global__ void __launch_bounds__(THREADS, BLOCKS_FEWER ? 2u : 5u)
+    gather_kernel(const __grid_constant__ gather_params p)
 {
     extern __shared__ uint4 dynamic[];
     __shared__ gather_shared s;

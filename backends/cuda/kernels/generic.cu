@@ -13,28 +13,43 @@
 #include "../attend.h"
 #include "../ptx/ptx.cuh"
 #include "../tile/block16.cuh"
-#include "../tile/decode4.cuh"
 #include "../tile/finish.cuh"
 #include "../tile/launch.cuh"
-#include "../tile/rows.cuh"
+#include "../tile/stored.cuh"
 #include "exp2grid.h"
 #include "rowsum.h"
 
 #define THREADS CUDA_TILE_TOKENS
 #define WARPS (THREADS / 32u)
-#define GROUP4 4u /* tokens of a V word */
+
+/* A query row of the item, in shared memory. */
+struct row_state {
+    uint32_t index; /* token * Hq + head */
+    uint32_t token;
+    uint32_t head;
+    int32_t position;
+    int32_t first; /* visible positions [first, end), tree mask aside */
+    int32_t end;
+    float scale;
+    float offset;
+    float base;
+    float sum;
+    float rescale; /* of the tile: factor for O before it is added to */
+    float b;       /* of the tile */
+    bool has_base;
+    bool adds; /* the tile adds to the row */
+    nbl_state_head total;
+};
 
 /* Shared memory of a block; the arrays of a call's dimensions follow it. */
 template <uint32_t R> struct alignas(16) fixed_memory {
     float x[R][CUDA_TILE_TOKENS];
     uint32_t p[R][CUDA_TILE_TOKENS / 4u]; /* P, four tokens to a word */
     row_state row[R];
-    float unit[CUDA_TILE_TOKENS];             /* 2^ek */
-    float exponent[CUDA_TILE_TOKENS];         /* ev */
-    float weight[CUDA_TILE_TOKENS];           /* 2^-ev */
-    const uint8_t *v_codes[CUDA_TILE_TOKENS]; /* code byte of element 0, NULL past the length */
-    uint32_t v_stride[CUDA_TILE_TOKENS];      /* bytes from column to column */
-    uint32_t v_format[CUDA_TILE_TOKENS];
+    float unit[CUDA_TILE_TOKENS];     /* 2^ek */
+    float exponent[CUDA_TILE_TOKENS]; /* ev */
+    float weight[CUDA_TILE_TOKENS];   /* 2^-ev */
+    stored_v v;
 };
 
 template <uint32_t R> struct memory {
@@ -44,7 +59,36 @@ template <uint32_t R> struct memory {
     uint8_t *multipliers; /* [v_dim_padded / 16][128]: of V's blocks */
 };
 
+struct item {
+    uint32_t sequence;
+    uint32_t kv_head;
+    uint32_t rows;
+    int32_t q_len;
+    int32_t kv_len;
+    int32_t first; /* positions that some row may see */
+    int32_t end;
+    const int32_t *table;
+};
+
 /* ------------------------------------------------------------------------------------------------ rows */
+
+/* Row i of the item, by thread i. */
+static __device__ void init_row(const attend_params &p, const item &it, uint32_t q_first, uint32_t index_in_head,
+                                row_state *r)
+{
+    uint32_t token = index_in_head / p.group_rows;
+    r->token = q_first + token;
+    r->head = it.kv_head * p.group_rows + index_in_head % p.group_rows;
+    r->index = r->token * p.q_heads + r->head;
+    r->position = it.kv_len - it.q_len + (int32_t)token;
+    cuda_query query = p.queries[r->index];
+    r->scale = query.scale;
+    r->offset = query.offset;
+    r->total = nbl_state_empty(query.offset);
+    visible_range range = visible_range_of(p, it.kv_len, r->position);
+    r->first = range.first;
+    r->end = range.end;
+}
 
 /* Sets up the item's rows and their codes; false if it has none. */
 template <uint32_t R>
@@ -81,6 +125,19 @@ static __device__ bool init_item(const attend_params &p, const memory<R> &m, uin
     return true;
 }
 
+/* 1 if the row sees the position. */
+static __device__ bool is_visible(const attend_params &p, const item &it, const row_state &r, int32_t position)
+{
+    if (position < r.first || position >= r.end) {
+        return false;
+    }
+    int32_t bit = position - (it.kv_len - it.q_len);
+    if (p.tree_mask == NULL || bit < 0) {
+        return true;
+    }
+    return (p.tree_mask[(uint64_t)r.token * p.tree_mask_stride + (uint32_t)bit / 32u] >> (bit % 32) & 1u) != 0;
+}
+
 /* ------------------------------------------------------------------------------------------------ K */
 
 /* Part of the page that holds a position. */
@@ -91,35 +148,6 @@ static __device__ block16_part part_of(const attend_params &p, const item &it, u
     return block16_part_at(&p.pages, region, (uint32_t)page, kind, it.kv_head, kind == NBL_KIND_K ? p.k_dim : p.v_dim);
 }
 
-/* Exponent E of a stored vector; for mxfp4 that of its smallest block, less one. */
-static __device__ int32_t vector_exponent(const block16_part &part, const uint8_t *scales)
-{
-    if (!(part.format == NBL_MXFP4 || part.format == NBL_MXFP4_16)) {
-        uint32_t plane = nbl_layout_exponent_plane(part.format, part.dim);
-        return nbl_e8m0_decode_slot(scales[plane * part.page_tokens]);
-    }
-    int32_t least = NBL_BLOCK_E_MAX;
-    for (uint32_t b = 0; b < nbl_layout_scale_planes(part.format, part.dim); ++b) {
-        least = min(least, nbl_e8m0_decode_slot(scales[b * part.page_tokens]));
-    }
-    return least - 1;
-}
-
-/* What the codes of a block of 16 are multiplied with; 2^(e_b - e_min) for mxfp4. */
-static __device__ uint32_t block_multiplier(const block16_part &part, const uint8_t *scales, uint32_t b,
-                                            int32_t exponent)
-{
-    if (part.format == NBL_INT8) {
-        return 1;
-    }
-    if (part.format == NBL_INT4P) {
-        return (scales[b / 2u * part.page_tokens] >> (4u * (b % 2u)) & 15u) + 1u;
-    }
-    uint32_t plane = part.format == NBL_MXFP4 ? b / 2u : b;
-    int32_t shift = nbl_e8m0_decode_slot(scales[plane * part.page_tokens]) - exponent - 1;
-    return 1u << (shift & NBL_BLOCK_E_SPREAD);
-}
-
 /* Decodes K of the thread's token. */
 template <uint32_t R>
 static __device__ void load_k(const attend_params &p, const memory<R> &m, const item &it, uint32_t position)
@@ -127,7 +155,7 @@ static __device__ void load_k(const attend_params &p, const memory<R> &m, const 
     block16_part part = part_of(p, it, position, NBL_KIND_K);
     uint32_t token = position % p.pages.page_tokens;
     const uint8_t *scales = part.scales + token;
-    int32_t exponent = vector_exponent(part, scales);
+    int32_t exponent = stored_exponent(part, scales);
     const uint8_t *at = part.codes + block16_code_byte(&part, token, 0);
     uint32_t stride = 4u * nbl_layout_group_width(part.page_tokens, token, NBL_LAYOUT_K_GROUP_TOKENS);
     uint32_t *out = m.tile + threadIdx.x;
@@ -142,7 +170,7 @@ static __device__ void load_k(const attend_params &p, const memory<R> &m, const 
     bool is_int4p = part.format == NBL_INT4P;
 #pragma unroll 2
     for (uint32_t b = 0; b < p.k_dim_padded / BLOCK16; ++b) {
-        uint32_t multiplier = block_multiplier(part, scales, b, exponent);
+        uint32_t multiplier = stored_multiplier(part, scales, b, exponent);
         uint32_t shift = 31u - (uint32_t)__clz((int)multiplier);
 #pragma unroll
         for (uint32_t i = 0; i < 2u; ++i) {
@@ -191,14 +219,14 @@ static __device__ void describe_v(const attend_params &p, const memory<R> &m, co
     block16_part part = part_of(p, it, position, NBL_KIND_V);
     uint32_t token = position % p.pages.page_tokens;
     const uint8_t *scales = part.scales + token;
-    int32_t exponent = vector_exponent(part, scales);
+    int32_t exponent = stored_exponent(part, scales);
     f->exponent[threadIdx.x] = (float)exponent;
     f->weight[threadIdx.x] = nbl_pow2(-exponent);
-    f->v_codes[threadIdx.x] = part.codes + block16_code_byte(&part, token, 0);
-    f->v_stride[threadIdx.x] = nbl_layout_group_width(part.page_tokens, token, NBL_LAYOUT_V_GROUP_TOKENS);
-    f->v_format[threadIdx.x] = part.format;
+    f->v.codes[threadIdx.x] = part.codes + block16_code_byte(&part, token, 0);
+    f->v.stride[threadIdx.x] = nbl_layout_group_width(part.page_tokens, token, NBL_LAYOUT_V_GROUP_TOKENS);
+    f->v.format[threadIdx.x] = part.format;
     for (uint32_t b = 0; b < p.v_dim_padded / BLOCK16; ++b) {
-        m.multipliers[b * CUDA_TILE_TOKENS + threadIdx.x] = (uint8_t)block_multiplier(part, scales, b, exponent);
+        m.multipliers[b * CUDA_TILE_TOKENS + threadIdx.x] = (uint8_t)stored_multiplier(part, scales, b, exponent);
     }
 }
 
@@ -208,59 +236,10 @@ template <uint32_t R> static __device__ void describe_nothing(const attend_param
     fixed_memory<R> *f = m.fixed;
     f->exponent[threadIdx.x] = 0.0f;
     f->weight[threadIdx.x] = 1.0f;
-    f->v_codes[threadIdx.x] = NULL;
+    f->v.codes[threadIdx.x] = NULL;
     for (uint32_t b = 0; b < p.v_dim_padded / BLOCK16; ++b) {
         m.multipliers[b * CUDA_TILE_TOKENS + threadIdx.x] = 0;
     }
-}
-
-/* Codes of elements d and d + 16 of four tokens, without block multipliers; column as in F4 for 4-bit formats. */
-struct v_words {
-    uint32_t low;
-    uint32_t high;
-};
-
-/* The token's share of v_words, in byte i. */
-template <uint32_t R>
-static __device__ v_words load_v_token(const fixed_memory<R> *f, uint32_t t, uint32_t d, uint32_t column, uint32_t i)
-{
-    v_words words = {0, 0};
-    const uint8_t *at = f->v_codes[t];
-    uint32_t stride = f->v_stride[t];
-    if (at == NULL) {
-        return words;
-    }
-    if (f->v_format[t] == NBL_INT8) {
-        words.low = (uint32_t)at[d * stride] << (8u * i);
-        words.high = (uint32_t)at[(d + BLOCK16) * stride] << (8u * i);
-    } else {
-        uint32_t byte = at[column * stride];
-        words.low = ((uint32_t)decode4_unit(f->v_format[t], byte & 15u) & 0xffu) << (8u * i);
-        words.high = ((uint32_t)decode4_unit(f->v_format[t], byte >> 4) & 0xffu) << (8u * i);
-    }
-    return words;
-}
-
-/* The same for four tokens that share the words of a page. */
-template <uint32_t R>
-static __device__ v_words load_v_group(const fixed_memory<R> *f, uint32_t t, uint32_t d, uint32_t column)
-{
-    const uint32_t *at = (const uint32_t *)(const void *)f->v_codes[t];
-    v_words words = {0, 0};
-    if (at == NULL) {
-        return words;
-    }
-    if (f->v_format[t] == NBL_INT8) {
-        words.low = at[d];
-        words.high = at[d + BLOCK16];
-    } else if (f->v_format[t] == NBL_INT4P) {
-        words.low = decode4_int4p(at[column], 1);
-        words.high = decode4_int4p(at[column] >> 4, 1);
-    } else {
-        words.low = decode4_e2m1(at[column], 0);
-        words.high = decode4_e2m1(at[column] >> 4, 0);
-    }
-    return words;
 }
 
 /* Decodes V of the tile; descriptions are in place. */
@@ -268,23 +247,14 @@ template <uint32_t R> static __device__ void load_v(const attend_params &p, cons
 {
     const fixed_memory<R> *f = m.fixed;
     uint32_t columns = p.v_dim_padded / 2u;
-    bool whole_groups = p.pages.page_tokens % GROUP4 == 0;
-    for (uint32_t i = threadIdx.x; i < CUDA_TILE_TOKENS / GROUP4 * columns; i += THREADS) {
-        uint32_t t = i / columns * GROUP4;
+    bool whole_groups = p.pages.page_tokens % STORED_QUAD == 0;
+    for (uint32_t i = threadIdx.x; i < CUDA_TILE_TOKENS / STORED_QUAD * columns; i += THREADS) {
+        uint32_t t = i / columns * STORED_QUAD;
         uint32_t column = i % columns;
         uint32_t d = column / BLOCK16 * 2u * BLOCK16 + column % BLOCK16;
-        v_words words = {0, 0};
-        if (whole_groups) {
-            words = load_v_group(f, t, d, column);
-        } else {
-            for (uint32_t k = 0; k < GROUP4; ++k) {
-                v_words one = load_v_token(f, t + k, d, column, k);
-                words.low |= one.low;
-                words.high |= one.high;
-            }
-        }
+        stored_words words = stored_v_quad(f->v, t, d, column, whole_groups);
         const uint8_t *multipliers = m.multipliers + d / BLOCK16 * CUDA_TILE_TOKENS + t;
-        uint32_t *to = m.tile + t / GROUP4 * p.v_dim_padded + d;
+        uint32_t *to = m.tile + t / STORED_QUAD * p.v_dim_padded + d;
         to[0] = decode4_multiply(words.low, *(const uint32_t *)(const void *)multipliers);
         to[BLOCK16] = decode4_multiply(words.high, *(const uint32_t *)(const void *)(multipliers + CUDA_TILE_TOKENS));
     }
@@ -456,7 +426,7 @@ static __device__ void multiply_v(const attend_params &p, const memory<R> &m, ui
         if (d < p.v_dim_padded) {
             int32_t sums[R] = {};
 #pragma unroll 2
-            for (uint32_t g = 0; g < CUDA_TILE_TOKENS / GROUP4; g += 4u) {
+            for (uint32_t g = 0; g < CUDA_TILE_TOKENS / STORED_QUAD; g += 4u) {
                 int32_t v[4];
 #pragma unroll
                 for (uint32_t k = 0; k < 4u; ++k) {

@@ -15,6 +15,8 @@
 
 #define THREADS 256u
 #define VECTORS_MAX (THREADS / 2u)
+#define BLOCKS_PER_PROCESSOR 4
+#define ROWS_PER_TEAM 2u
 #define PAGE_LOADS 8u      /* of a page table by a thread, on their way at once */
 #define SLOPE_MAX 65536.0f /* NUM 5.1 */
 
@@ -113,43 +115,114 @@ static __device__ void check_sequence(const attend_params &p, uint32_t b)
 
 /* ------------------------------------------------------------------------------------------------ rows */
 
-/* q8 or q4 of NUM 3.6: the thread's canonical codes; the exponent of the row is returned. */
-static __device__ int32_t quantize(const attend_params &p, const float (&x)[BLOCK16], uint32_t team, uint32_t b,
-                                   uint32_t *slot, int32_t (&codes)[BLOCK16])
+/* Four canonical codes, RNE of x * unit, to a word. Their magnitudes are at most 127. */
+static __device__ uint32_t code_word(const float *x, float unit)
 {
-    block16_codes q;
-    if (p.q_format != NBL_Q4) {
-        block16_int8(x, block16_team_max(block16_amax_bits(x), team, slot, b == 0), &q);
+    uint32_t bits[4];
+#pragma unroll
+    for (uint32_t i = 0; i < 4u; ++i) {
+        bits[i] = nbl_bits_of(nbl_fma(x[i], unit, NBL_MAGIC)); /* the product is exact, the code in the low byte */
+    }
+    return __byte_perm(__byte_perm(bits[0], bits[1], 0x0040), __byte_perm(bits[2], bits[3], 0x0040), 0x5410);
+}
+
+/* q8 (NUM 3.2): the thread's canonical codes, four to a word; the exponent of the row is returned. */
+static __device__ int32_t quantize_q8(float (&x)[BLOCK16], uint32_t team, uint32_t b, uint32_t *slot,
+                                      uint32_t (&words)[4])
+{
+    float amax = nbl_float_of(block16_team_max(block16_amax_bits(x), team, slot, b == 0));
+    int32_t exponent = nbl_exponent_for(amax, (float)NBL_INT8_CODE_MAX, NBL_E_MIN, NBL_E_MAX);
+    float most = (float)NBL_INT8_CODE_MAX * nbl_pow2(exponent);
+    if (amax > most) { /* only with the largest exponent */
 #pragma unroll
         for (uint32_t i = 0; i < BLOCK16; ++i) {
-            codes[i] = (int8_t)q.code[i];
+            x[i] = nbl_clamp_f32(x[i], -most, most);
         }
-        return q.exponent;
     }
+#pragma unroll
+    for (uint32_t i = 0; i < 4u; ++i) {
+        words[i] = code_word(x + 4u * i, nbl_pow2(-exponent));
+    }
+    return exponent;
+}
+
+/* q4 (NUM 3.4 and 2.4), likewise. */
+static __device__ int32_t quantize_q4(float (&x)[BLOCK16], uint32_t team, uint32_t b, uint32_t *slot,
+                                      uint32_t (&words)[4])
+{
     int32_t e = block16_mxfp4_exponent(x, NBL_RULE_OPTIMAL, true, b);
     int32_t most = (int32_t)block16_team_max((uint32_t)(e - NBL_BLOCK_E_MIN), team, slot, b == 0) + NBL_BLOCK_E_MIN;
     e = max(e, most - NBL_BLOCK_E_SPREAD);
     int32_t least = NBL_BLOCK_E_MAX - (int32_t)block16_team_max((uint32_t)(NBL_BLOCK_E_MAX - e), team, slot, b == 0);
-    block16_mxfp4(x, e, &q);
+    float unit = nbl_pow2(-e);
 #pragma unroll
     for (uint32_t i = 0; i < BLOCK16; ++i) {
-        codes[i] = nbl_e2m1_half_units(q.code[i]) * (1 << (e - least));
+        x[i] = nbl_e2m1_round(nbl_clamp_f32(x[i] * unit, -NBL_E2M1_MAX, NBL_E2M1_MAX));
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < 4u; ++i) {
+        words[i] = code_word(x + 4u * i, nbl_pow2(e - least + 1));
     }
     return least - 1;
 }
 
-/* The thread's part of sum_d cq[d] * mu[d] (NUM 5.7); 0 without a centre. */
-static __device__ int32_t center_dot(const int8_t *center, uint32_t dim, uint32_t b, const int32_t (&codes)[BLOCK16])
+/* 16 bytes of a row of dim bytes, at the thread's block; zeros past the end, all zero without a row. */
+static __device__ void read_bytes(const void *row, uint32_t dim, uint32_t b, uint32_t (&words)[4])
 {
-    int32_t dot = 0;
-    if (center != NULL) {
+    const uint8_t *at = (const uint8_t *)row + b * BLOCK16;
+    if (row != NULL && (b + 1u) * BLOCK16 <= dim && ((uint64_t)at & 15u) == 0) {
+        uint4 v = *(const uint4 *)(const void *)at;
+        words[0] = v.x;
+        words[1] = v.y;
+        words[2] = v.z;
+        words[3] = v.w;
+        return;
+    }
 #pragma unroll
-        for (uint32_t i = 0; i < BLOCK16; ++i) {
-            uint32_t d = b * BLOCK16 + i;
-            dot += d < dim ? codes[i] * center[d] : 0;
+    for (uint32_t i = 0; i < 4u; ++i) {
+        words[i] = 0;
+#pragma unroll
+        for (uint32_t k = 0; k < 4u; ++k) {
+            uint32_t d = 4u * i + k;
+            words[i] |= row != NULL && b * BLOCK16 + d < dim ? (uint32_t)at[d] << (8u * k) : 0u;
         }
     }
-    return dot;
+}
+
+/* The thread's elements of a row, transformed (NUM 5.1); zeros where there is none. */
+static __device__ void load(const attend_params &p, uint32_t token, uint32_t head, bool active, uint32_t b,
+                            const block16_centering &centering, float (&x)[BLOCK16])
+{
+#pragma unroll
+    for (uint32_t i = 0; i < BLOCK16; ++i) {
+        x[i] = 0.0f;
+    }
+    if (active) {
+        block16_read(&p.q, p.q.data + (int64_t)token * p.q.stride[0] + (int64_t)head * p.q.stride[1], 2, p.k_dim, b, x);
+    }
+    if (block16_amax_bits(x) > nbl_bits_of(NBL_INPUT_MAX)) {
+        block16_counts ignored = {0, 0, 0};
+        block16_sanitize(x, &ignored);
+    }
+    if (centering.shifts != NULL) {
+        uint32_t shifts[4];
+        read_bytes(centering.shifts, p.k_dim, b, shifts);
+#pragma unroll
+        for (uint32_t i = 0; i < BLOCK16; ++i) {
+            x[i] *= nbl_pow2(-(int32_t)(shifts[i / 4u] >> (8u * (i % 4u)) & NBL_SHIFT_MAX));
+        }
+    }
+    block16_hadamard(x, b, p.k_hadamard);
+}
+
+/* Sequence of a query token: the one it has if all are as long as they may be, else by search. */
+static __device__ uint32_t find_sequence(const attend_params &p, uint32_t token)
+{
+    uint32_t guess = min(token / max(p.q_len_max, 1u), p.batch - 1u);
+    if ((uint32_t)p.q_indptr[guess] <= token && token < (uint32_t)p.q_indptr[guess + 1u]) {
+        return guess;
+    }
+    return sequence_of(p.q_indptr, p.batch, token);
 }
 
 /* The float core's row (NUM 6.3): the thread's halves into place. */
@@ -204,86 +277,40 @@ static __device__ void finish_float_row(const attend_params &p, const float (&x)
     p.queries[row] = query;
 }
 
-static __device__ uint4 pack(const int32_t (&codes)[BLOCK16])
+/* One row by its team. All threads of the block call it. */
+static __device__ void prepare_row(const attend_params &p, uint32_t row, bool active, uint32_t team, uint32_t b,
+                                   uint32_t *slot)
 {
-    uint32_t words[4];
-#pragma unroll
-    for (uint32_t i = 0; i < 4u; ++i) {
-        words[i] = ((uint32_t)codes[4u * i] & 0xffu) | ((uint32_t)codes[4u * i + 1u] & 0xffu) << 8 |
-                   ((uint32_t)codes[4u * i + 2u] & 0xffu) << 16 | ((uint32_t)codes[4u * i + 3u] & 0xffu) << 24;
-    }
-    return make_uint4(words[0], words[1], words[2], words[3]);
-}
-
-static __device__ int32_t sum_of(const int32_t (&codes)[BLOCK16])
-{
-    int32_t sum = 0;
-#pragma unroll
-    for (uint32_t i = 0; i < BLOCK16; ++i) {
-        sum += codes[i];
-    }
-    return sum;
-}
-
-/* Loads and transforms the thread's elements of a row; zeros where there is none. */
-static __device__ void load(const attend_params &p, uint32_t token, uint32_t head, bool active, uint32_t b,
-                            const block16_centering &centering, float (&x)[BLOCK16])
-{
-#pragma unroll
-    for (uint32_t i = 0; i < BLOCK16; ++i) {
-        x[i] = 0.0f;
-    }
-    if (active) {
-        block16_counts ignored = {0, 0, 0};
-        block16_read(&p.q, p.q.data + (int64_t)token * p.q.stride[0] + (int64_t)head * p.q.stride[1], 2, p.k_dim, b, x);
-        block16_sanitize(x, &ignored);
-    }
-    if (centering.shifts != NULL) {
-        block16_shift(x, centering.shifts, p.k_dim, b, -1);
-    }
-    block16_hadamard(x, b, p.k_hadamard);
-}
-
-/* Sequence of a query token: the one it has if all have equally many, else by search. */
-static __device__ uint32_t find_sequence(const attend_params &p, uint32_t token)
-{
-    uint32_t guess = (uint32_t)((uint64_t)token * p.batch / p.q_tokens);
-    if ((uint32_t)p.q_indptr[guess] <= token && token < (uint32_t)p.q_indptr[guess + 1u]) {
-        return guess;
-    }
-    return sequence_of(p.q_indptr, p.batch, token);
-}
-
-static __device__ void prepare_rows(const attend_params &p, uint32_t block, uint32_t *slots)
-{
-    uint32_t team = p.k_dim_padded / BLOCK16;
-    uint32_t vectors = THREADS / team;
-    uint32_t vector = min(threadIdx.x / team, vectors - 1u);
-    uint32_t b = threadIdx.x % team;
-    uint64_t row = (uint64_t)block * vectors + threadIdx.x / team;
-    bool active = threadIdx.x / team < vectors && row < (uint64_t)p.q_tokens * p.q_heads;
-    uint32_t token = active ? (uint32_t)(row / p.q_heads) : 0u;
-    uint32_t head = active ? (uint32_t)(row % p.q_heads) : 0u;
+    uint32_t token = active ? row / p.q_heads : 0u;
+    uint32_t head = active ? row % p.q_heads : 0u;
     uint32_t sequence = find_sequence(p, token);
-    uint32_t kv_head = head / p.group_rows;
     block16_centering centering = {NULL, NULL, NULL};
     if (p.centering) {
-        centering = block16_centering_of(&p.centers, sequence, p.kv_heads, kv_head, p.k_dim, p.status);
+        centering = block16_centering_of(&p.centers, sequence, p.kv_heads, head / p.group_rows, p.k_dim, p.status);
     }
     float x[BLOCK16];
-    int32_t codes[BLOCK16];
+    uint32_t words[4], center[4];
     load(p, token, head, active, b, centering, x);
     if (p.is_float) {
-        finish_float_row(p, x, row, b, active, sequence, kv_head, centering);
+        finish_float_row(p, x, row, b, active, sequence, head / p.group_rows, centering);
         return;
     }
-    int32_t exponent = quantize(p, x, team, b, &slots[vector], codes);
-    int32_t sum = block16_team_sum(sum_of(codes), team, &slots[vector], b == 0);
-    int32_t dot = block16_team_sum(center_dot(centering.codes, p.k_dim, b, codes), team, &slots[vector], b == 0);
+    int32_t exponent =
+        p.q_format == NBL_Q4 ? quantize_q4(x, team, b, slot, words) : quantize_q8(x, team, b, slot, words);
+    read_bytes(centering.codes, p.k_dim, b, center);
+    int32_t sum = 0, dot = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < 4u; ++i) {
+        sum = ptx_dp4a_ss((int32_t)words[i], 0x01010101, sum);
+        dot = ptx_dp4a_ss((int32_t)words[i], (int32_t)center[i], dot);
+    }
+    sum = block16_team_sum(sum, team, slot, b == 0);
+    dot = centering.codes != NULL || (team & (team - 1u)) != 0 ? block16_team_sum(dot, team, slot, b == 0) : 0;
     if (!active) {
         return;
     }
-    *(uint4 *)(void *)(p.codes + row * p.k_dim_padded + b * BLOCK16) = pack(codes);
+    *(uint4 *)(void *)(p.codes + (uint64_t)row * p.k_dim_padded + b * BLOCK16) =
+        make_uint4(words[0], words[1], words[2], words[3]);
     if (b == 0) {
         cuda_query query;
         query.scale = p.c * nbl_pow2(exponent - nbl_log2_of(p.k_hadamard));
@@ -297,7 +324,21 @@ static __device__ void prepare_rows(const attend_params &p, uint32_t block, uint
     }
 }
 
-static __global__ void __launch_bounds__(THREADS, 2) prepare_kernel(const __grid_constant__ attend_params p)
+static __device__ void prepare_rows(const attend_params &p, uint32_t block, uint32_t *slots)
+{
+    uint32_t team = p.k_dim_padded / BLOCK16;
+    uint32_t vectors = THREADS / team;
+    uint32_t place = threadIdx.x / team;
+    uint32_t b = threadIdx.x % team;
+    uint32_t rows = p.q_tokens * p.q_heads; /* below 2^31 */
+    for (uint32_t i = 0; i < ROWS_PER_TEAM; ++i) {
+        uint32_t row = (block * ROWS_PER_TEAM + i) * vectors + place;
+        prepare_row(p, row, place < vectors && row < rows, team, b, &slots[min(place, vectors - 1u)]);
+    }
+}
+
+static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_PROCESSOR)
+    prepare_kernel(const __grid_constant__ attend_params p)
 {
     __shared__ uint32_t slots[VECTORS_MAX];
     ptx_grid_release();
@@ -310,7 +351,7 @@ static __global__ void __launch_bounds__(THREADS, 2) prepare_kernel(const __grid
 
 extern "C" cudaError_t nbl_cuda_attend_prepare(const attend_params *p, cudaStream_t stream)
 {
-    uint64_t vectors = THREADS * BLOCK16 / p->k_dim_padded;
+    uint64_t vectors = THREADS * BLOCK16 / p->k_dim_padded * ROWS_PER_TEAM;
     uint64_t rows = (uint64_t)p->q_tokens * p->q_heads;
     prepare_kernel<<<(uint32_t)(p->batch + (rows + vectors - 1u) / vectors), THREADS, 0, stream>>>(*p);
     return cudaGetLastError();

@@ -132,7 +132,7 @@ static __device__ void transcode_group(const pages_params &p, const transcode_wo
 }
 
 template <uint32_t FAMILY>
-static __global__ void __launch_bounds__(THREADS, FAMILY == FAMILY_ANY ? 3 : 4)
+static __global__ void __launch_bounds__(THREADS, FAMILY == FAMILY_ANY ? 3u : 4u - BLOCKS_FEWER)
     transcode_kernel(const __grid_constant__ pages_params p)
 {
     extern __shared__ uint4 dynamic[];

@@ -105,11 +105,12 @@ PTX_FN void ptx_mma_half(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
     }
 }
 
-/** Two binary32 as fp16, RNE. PTX ISA, Data Movement, cvt */
-PTX_FN uint32_t ptx_cvt_f16x2(float high, float low)
+/** threadIdx.x, read again at every call: what is seldom needed is not kept in registers. PTX ISA, Special Registers,
+ *  tid */
+PTX_FN uint32_t ptx_thread(void)
 {
     uint32_t d;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(d));
     return d;
 }
 
@@ -154,11 +155,21 @@ PTX_FN float ptx_ex2(float x)
     return d;
 }
 
-/** {high, low} rounded to bf16, nearest even. PTX ISA, Data Movement, cvt */
+/* ------------------------------------------------------------------------------------------------ conversions */
+
+/** Two binary32 to bf16, RNE; low in bits 0..15. PTX ISA, Data Movement, cvt */
 PTX_FN uint32_t ptx_cvt_bf16x2(float high, float low)
 {
     uint32_t d;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
+/** The same to fp16, overflow to infinity. PTX ISA, Data Movement, cvt */
+PTX_FN uint32_t ptx_cvt_f16x2(float high, float low)
+{
+    uint32_t d;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
 }
 
@@ -264,6 +275,15 @@ PTX_FN uint32_t ptx_mbarrier_try_wait(uint32_t barrier, uint32_t parity)
 PTX_FN void ptx_mbarrier_wait(uint32_t barrier, uint32_t parity)
 {
     while (ptx_mbarrier_try_wait(barrier, parity) == 0) {
+    }
+}
+
+/** The same for a thread that is in no hurry: it sleeps between tries and leaves issue slots to others. PTX ISA,
+ *  Miscellaneous, nanosleep */
+PTX_FN void ptx_mbarrier_wait_idle(uint32_t barrier, uint32_t parity, uint32_t nanoseconds)
+{
+    while (ptx_mbarrier_try_wait(barrier, parity) == 0) {
+        asm volatile("nanosleep.u32 %0;" ::"r"(nanoseconds));
     }
 }
 

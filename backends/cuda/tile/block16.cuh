@@ -200,11 +200,11 @@ CUDA_DEVICE void block16_hadamard(float (&x)[BLOCK16], uint32_t b, uint32_t n)
     }
     for (uint32_t h = BLOCK16; h < n; h *= 2u) {
         uint32_t distance = h / BLOCK16;
-        bool is_high = (b & distance) != 0;
+        float sign = (b & distance) != 0 ? -1.0f : 1.0f;
 #pragma unroll
         for (uint32_t i = 0; i < BLOCK16; ++i) {
             float other = __shfl_xor_sync(FULL_WARP, x[i], (int)distance);
-            x[i] = is_high ? other - x[i] : x[i] + other;
+            x[i] = nbl_fma(x[i], sign, other); /* other + x or other - x: the product is exact */
         }
     }
 }

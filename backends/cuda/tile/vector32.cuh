@@ -22,6 +22,13 @@
 
 #define SHARED_WITHOUT_ASKING (40u << 10) /* 48 KB less what a kernel declares */
 
+/** Blocks of 128 threads that kernels leave out of a multiprocessor on targets whose code needs more registers. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+#define BLOCKS_FEWER 1u
+#else
+#define BLOCKS_FEWER 0u
+#endif
+
 /** Lets a kernel have that much dynamic shared memory. */
 static inline cudaError_t shared_memory_for(const void *kernel, uint32_t bytes)
 {

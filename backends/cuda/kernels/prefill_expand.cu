@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file prefill_expand.cu
+ * @brief First step of a prefill: pages of any formats to tile images, and the list of work (tile/prefill.cuh).
+ *
+ * A block takes every gridDim.x-th tile of a unit and builds it in shared memory: half of the threads expand K, a token
+ * each, while the others find V; then V with a thread per pair of columns and 16 tokens. One block more counts the
+ * items of the slab.
+ */
+#include "../tile/launch.cuh"
+#include "../tile/prefill.cuh"
+#include "prefill.h"
+
+#define THREADS (2u * CUDA_TILE_TOKENS)
+#define BLOCKS_PER_UNIT_MAX 64u
+#define TOKENS16 16u
+
+namespace
+{
+
+template <int KD, int VD> struct memory {
+    alignas(16) uint8_t image[prefill_image<KD, VD>::bytes];
+    alignas(16) uint8_t multipliers[VD / BLOCK16][CUDA_TILE_TOKENS];
+    stored_v v;
+};
+
+/* A unit as a block sees it. */
+struct unit {
+    uint32_t kv_head;
+    uint32_t kv_len;
+    const int32_t *table;
+};
+
+CUDA_DEVICE block16_part part_of(const attend_params &p, const unit &u, uint32_t position, uint32_t kind)
+{
+    int32_t page = u.table[position / p.pages.page_tokens];
+    const cuda_region *region = cuda_region_find(&p.pages, page);
+    return block16_part_at(&p.pages, region, (uint32_t)page, kind, u.kv_head, kind == NBL_KIND_K ? p.k_dim : p.v_dim);
+}
+
+/* The 16 canonical codes of block b of a token's K; its words are `stride` bytes apart. */
+CUDA_DEVICE uint4 k_block(const block16_part &part, const uint8_t *at, uint32_t stride, const uint8_t *scales,
+                          uint32_t b, int32_t exponent)
+{
+    uint32_t words[4];
+    if (part.format == NBL_INT8) {
+#pragma unroll
+        for (uint32_t i = 0; i < 4u; ++i) {
+            words[i] = *(const uint32_t *)(const void *)(at + (4u * b + i) * stride);
+        }
+        return make_uint4(words[0], words[1], words[2], words[3]);
+    }
+    uint32_t multiplier = stored_multiplier(part, scales, b, exponent);
+    uint32_t shift = 31u - (uint32_t)__clz((int)multiplier);
+#pragma unroll
+    for (uint32_t i = 0; i < 2u; ++i) {
+        uint32_t word = *(const uint32_t *)(const void *)(at + (2u * b + i) * stride);
+        bool is_int4p = part.format == NBL_INT4P;
+        words[2u * i] = is_int4p ? decode4_int4p(word, multiplier) : decode4_e2m1(word, shift);
+        words[2u * i + 1u] = is_int4p ? decode4_int4p(word >> 4, multiplier) : decode4_e2m1(word >> 4, shift);
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+/* K of the thread's token. */
+template <int KD, int VD>
+CUDA_DEVICE void expand_k(const attend_params &p, memory<KD, VD> &m, const unit &u, uint32_t position)
+{
+    uint32_t token = threadIdx.x % CUDA_TILE_TOKENS;
+    uint32_t blocks = position < u.kv_len ? p.k_dim_padded / BLOCK16 : 0u;
+    int32_t exponent = 0;
+    if (blocks > 0) {
+        block16_part part = part_of(p, u, position, NBL_KIND_K);
+        uint32_t in_page = position % p.pages.page_tokens;
+        const uint8_t *scales = part.scales + in_page;
+        const uint8_t *at = part.codes + block16_code_byte(&part, in_page, 0);
+        uint32_t stride = 4u * nbl_layout_group_width(part.page_tokens, in_page, NBL_LAYOUT_K_GROUP_TOKENS);
+        exponent = stored_exponent(part, scales);
+#pragma unroll 4
+        for (uint32_t b = 0; b < blocks; ++b) {
+            *(uint4 *)(void *)(m.image + prefill_piece<KD>(token, b)) = k_block(part, at, stride, scales, b, exponent);
+        }
+    }
+    for (uint32_t b = blocks; b < KD / BLOCK16; ++b) {
+        *(uint4 *)(void *)(m.image + prefill_piece<KD>(token, b)) = make_uint4(0, 0, 0, 0);
+    }
+    ((float *)(void *)(m.image + prefill_image<KD, VD>::units_at))[prefill_token_place(token)] = nbl_pow2(exponent);
+}
+
+/* Exponent, multipliers and place of V of the thread's token. */
+template <int KD, int VD>
+CUDA_DEVICE void describe_v(const attend_params &p, memory<KD, VD> &m, const unit &u, uint32_t position)
+{
+    uint32_t token = threadIdx.x % CUDA_TILE_TOKENS;
+    uint32_t blocks = p.v_dim_padded / BLOCK16;
+    int32_t exponent = 0;
+    if (position < u.kv_len) {
+        block16_part part = part_of(p, u, position, NBL_KIND_V);
+        uint32_t in_page = position % p.pages.page_tokens;
+        const uint8_t *scales = part.scales + in_page;
+        exponent = stored_exponent(part, scales);
+        m.v.codes[token] = part.codes + block16_code_byte(&part, in_page, 0);
+        m.v.stride[token] = nbl_layout_group_width(part.page_tokens, in_page, NBL_LAYOUT_V_GROUP_TOKENS);
+        m.v.format[token] = part.format;
+        for (uint32_t b = 0; b < blocks; ++b) {
+            m.multipliers[b][token] = (uint8_t)stored_multiplier(part, scales, b, exponent);
+        }
+    } else {
+        m.v.codes[token] = NULL;
+        m.v.format[token] = NBL_INT8;
+        for (uint32_t b = 0; b < blocks; ++b) {
+            m.multipliers[b][token] = 0;
+        }
+    }
+    uint32_t place = prefill_token_place(token);
+    ((float *)(void *)(m.image + prefill_image<KD, VD>::exponents_at))[place] = NBL_GRID + (float)exponent;
+    ((float *)(void *)(m.image + prefill_image<KD, VD>::weights_at))[place] = nbl_pow2(-exponent);
+}
+
+/* Words of four tokens each, tokens in order, to 16 places of a row of V. */
+CUDA_DEVICE uint4 place_tokens(const uint32_t (&w)[4])
+{
+    return make_uint4(__byte_perm(w[0], w[2], 0x5410), __byte_perm(w[0], w[2], 0x7632), __byte_perm(w[1], w[3], 0x5410),
+                      __byte_perm(w[1], w[3], 0x7632));
+}
+
+/* V of the tile; descriptions are in place. */
+template <int KD, int VD> CUDA_DEVICE void expand_v(const attend_params &p, memory<KD, VD> &m)
+{
+    uint8_t *image = m.image + prefill_image<KD, VD>::v_at;
+    const uint32_t columns = p.v_dim_padded / 2u;
+    const bool whole_groups = p.pages.page_tokens % STORED_QUAD == 0;
+#pragma unroll 2
+    for (uint32_t i = threadIdx.x; i < CUDA_TILE_TOKENS / TOKENS16 * columns; i += THREADS) {
+        uint32_t t = i / columns * TOKENS16;
+        uint32_t column = i % columns;
+        uint32_t d = column / BLOCK16 * 2u * BLOCK16 + column % BLOCK16;
+        uint32_t low[4], high[4];
+#pragma unroll
+        for (uint32_t k = 0; k < 4u; ++k) {
+            uint32_t token = t + STORED_QUAD * k;
+            stored_words words = stored_v_quad(m.v, token, d, column, whole_groups);
+            bool is_int8 = whole_groups && m.v.format[token] == NBL_INT8;
+            const uint8_t *multipliers = &m.multipliers[d / BLOCK16][token];
+            low[k] = is_int8 ? words.low : decode4_multiply(words.low, *(const uint32_t *)(const void *)multipliers);
+            high[k] = is_int8 ? words.high
+                              : decode4_multiply(words.high,
+                                                 *(const uint32_t *)(const void *)(multipliers + CUDA_TILE_TOKENS));
+        }
+        *(uint4 *)(void *)(image + prefill_piece<128>(prefill_v_row<VD>(d), t / TOKENS16)) = place_tokens(low);
+        *(uint4 *)(void *)(image + prefill_piece<128>(prefill_v_row<VD>(d + BLOCK16), t / TOKENS16)) =
+            place_tokens(high);
+    }
+    const uint32_t unused = VD - p.v_dim_padded;
+    for (uint32_t i = threadIdx.x; i < unused * (CUDA_TILE_TOKENS / TOKENS16); i += THREADS) {
+        uint32_t row = prefill_v_row<VD>(p.v_dim_padded + i / (CUDA_TILE_TOKENS / TOKENS16));
+        *(uint4 *)(void *)(image + prefill_piece<128>(row, i % (CUDA_TILE_TOKENS / TOKENS16))) = make_uint4(0, 0, 0, 0);
+    }
+}
+
+/* Where the items of each unit begin, by one block; the work counter becomes 0. */
+CUDA_DEVICE void count_items(const attend_params &p)
+{
+    __shared__ uint32_t sums[THREADS];
+    uint32_t share = (p.units + THREADS - 1u) / THREADS;
+    uint32_t from = min(threadIdx.x * share, p.units), to = min(from + share, p.units);
+    uint32_t own = 0;
+    for (int pass = 0; pass < 2; ++pass) {
+        uint32_t next = 0;
+        if (pass == 1) {
+            for (uint32_t i = 0; i < threadIdx.x; ++i) {
+                next += sums[i];
+            }
+        }
+        for (uint32_t u = from; u < to; ++u) {
+            cuda_sequence s = p.sequences[(p.first_unit + u) / p.kv_heads];
+            uint32_t items = s.q_len == 0 ? 0u : prefill_blocks(p, s);
+            items *= p.split ? cuda_live_chunks(&p, s.kv_len) : 1u;
+            own += pass == 0 ? items : 0u;
+            if (pass == 1) {
+                p.prefill_items[1u + u] = next;
+                next += items;
+            }
+        }
+        sums[threadIdx.x] = own;
+        __syncthreads();
+        if (pass == 1 && threadIdx.x == THREADS - 1u) {
+            p.prefill_items[0] = 0;
+            p.prefill_items[1u + p.units] = next;
+        }
+    }
+}
+
+template <int KD, int VD>
+__global__ void __launch_bounds__(THREADS) prefill_expand_kernel(const __grid_constant__ attend_params p)
+{
+    extern __shared__ __align__(16) uint8_t dynamic[];
+    memory<KD, VD> &m = *reinterpret_cast<memory<KD, VD> *>(dynamic);
+    ptx_grid_release();
+    ptx_grid_wait();
+    if (blockIdx.y == p.units) {
+        if (blockIdx.x == 0) {
+            count_items(p);
+        }
+        return;
+    }
+    const uint32_t sequence = (p.first_unit + blockIdx.y) / p.kv_heads;
+    const cuda_sequence s = p.sequences[sequence];
+    if (s.q_len == 0) {
+        return;
+    }
+    const unit u = {(p.first_unit + blockIdx.y) % p.kv_heads, (uint32_t)s.kv_len,
+                    p.page_table + (uint64_t)sequence * p.page_table_stride};
+    uint32_t first, end;
+    prefill_unit_tiles(p, s, &first, &end);
+    for (uint32_t tile = first + blockIdx.x; tile < end; tile += gridDim.x) {
+        uint32_t position = tile * CUDA_TILE_TOKENS + threadIdx.x % CUDA_TILE_TOKENS;
+        if (threadIdx.x < CUDA_TILE_TOKENS) {
+            expand_k(p, m, u, position);
+        } else {
+            describe_v(p, m, u, position);
+        }
+        __syncthreads();
+        expand_v(p, m);
+        __syncthreads();
+        constexpr uint32_t bytes = prefill_image<KD, VD>::bytes;
+        uint4 *to = (uint4 *)(void *)(p.images + ((uint64_t)blockIdx.y * p.image_tiles + tile) * bytes);
+#pragma unroll 3
+        for (uint32_t i = threadIdx.x; i < bytes / 16u; i += THREADS) {
+            to[i] = ((const uint4 *)(const void *)m.image)[i];
+        }
+        __syncthreads();
+    }
+}
+
+template <int KD, int VD> cudaError_t launch(const attend_params *p, cudaStream_t stream)
+{
+    constexpr uint32_t bytes = sizeof(memory<KD, VD>);
+    cudaError_t error =
+        cudaFuncSetAttribute(prefill_expand_kernel<KD, VD>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (error != cudaSuccess) {
+        return error;
+    }
+    dim3 grid(p->image_tiles < BLOCKS_PER_UNIT_MAX ? p->image_tiles : BLOCKS_PER_UNIT_MAX, p->units + 1u);
+    return launch_after(prefill_expand_kernel<KD, VD>, grid, THREADS, bytes, stream, p);
+}
+
+} // namespace
+
+extern "C" cudaError_t nbl_cuda_prefill_expand(const attend_params *p, cudaStream_t stream)
+{
+    return cuda_prefill_dim(p->k_dim, p->v_dim) == 64u ? launch<64, 64>(p, stream) : launch<128, 128>(p, stream);
+}
+
+extern "C" int nbl_cuda_prefill_supports(const attend_params *p)
+{
+    uint64_t rows = (uint64_t)p->q_len_max * p->group_rows;
+    return p->slab_units > 0 && rows >= CUDA_PREFILL_ROWS_MIN && p->cap == 0.0f && p->alibi_slopes == NULL &&
+           p->tree_mask == NULL && (p->state_head.data == NULL || p->split);
+}
+
+extern "C" cudaError_t nbl_cuda_attend_prefill(const attend_params *p, cudaStream_t stream)
+{
+    const uint32_t units = p->batch * p->kv_heads;
+    attend_params slab = *p;
+    cudaError_t error = cudaSuccess;
+    for (uint32_t first = 0; first < units && error == cudaSuccess; first += p->slab_units) {
+        slab.first_unit = first;
+        slab.units = units - first < p->slab_units ? units - first : p->slab_units;
+        error = nbl_cuda_prefill_expand(&slab, stream);
+        if (error == cudaSuccess) {
+            error =
+                p->capability / 10u == 9u ? nbl_cuda_prefill_wgmma(&slab, stream) : nbl_cuda_prefill_mma(&slab, stream);
+        }
+    }
+    return error;
+}

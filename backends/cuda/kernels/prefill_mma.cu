@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file prefill_mma.cu
+ * @brief Second step of a prefill with mma.sync: attention over tile images (tile/prefill.cuh, NUM 5.4 to 5.7).
+ *
+ * A block of eight warps per multiprocessor takes items from a counter; a warp has 16 rows and both fragments in
+ * registers, as in prefill_wgmma.cu. Images come through two stages filled by cp.async. Chunks before the one at hand
+ * are merged in the workspace, so that 99 KB of shared memory are enough.
+ */
+#include "../tile/launch.cuh"
+#include "../tile/prefill.cuh"
+#include "prefill.h"
+
+#define THREADS 256u
+#define STAGES 2u
+
+namespace
+{
+
+/* Shared memory of a block. */
+template <int KD, int VD> struct alignas(128) memory {
+    alignas(128) uint8_t images[STAGES][prefill_image<KD, VD>::bytes];
+    alignas(128) uint8_t queries[PREFILL_ROWS * KD];
+    prefill_row rows[PREFILL_ROWS];
+    prefill_item item;
+    uint32_t table[PREFILL_STEPS];
+};
+
+/* Asks for a tile's image, if there is such a tile, and closes the group. */
+template <int KD, int VD>
+CUDA_DEVICE void ask_image(const attend_params &p, memory<KD, VD> &m, const prefill_item &it, uint32_t tile)
+{
+    constexpr uint32_t bytes = prefill_image<KD, VD>::bytes;
+    if (tile < it.tile_end) {
+        const uint8_t *from = p.images + ((uint64_t)it.unit * p.image_tiles + tile) * bytes;
+        const uint32_t to = ptx_shared_address(m.images[tile % STAGES]);
+        for (uint32_t i = threadIdx.x * 16u; i < bytes; i += THREADS * 16u) {
+            ptx_cp_async_16(to + i, from + i);
+        }
+    }
+    ptx_cp_async_commit();
+}
+
+template <int KD, int VD>
+CUDA_DEVICE void load_queries(const attend_params &p, memory<KD, VD> &m, const prefill_item &it)
+{
+    constexpr uint32_t pieces = KD / 16u;
+    const cuda_sequence s = p.sequences[it.sequence];
+    if (threadIdx.x < PREFILL_ROWS) {
+        m.rows[threadIdx.x] = prefill_row_of(p, it, s, threadIdx.x);
+    }
+    for (uint32_t i = threadIdx.x; i < PREFILL_ROWS * pieces; i += THREADS) {
+        *(uint4 *)(void *)(m.queries + prefill_piece<KD>(i / pieces, i % pieces)) =
+            prefill_query_piece(p, it, s, i / pieces, i % pieces);
+    }
+}
+
+/* s = A * B for the warp's 16 rows of A and the N rows of B, by mma.sync; rows of W bytes, both in images. */
+template <int W, int N> CUDA_DEVICE void scores_of(int32_t (&s)[N / 2], uint32_t a, uint32_t first_row, uint32_t b)
+{
+    uint32_t lane = threadIdx.x % 32u;
+    uint32_t a_row = first_row + lane % 16u;
+#pragma unroll
+    for (int half = 0; half < W / 64; ++half) {
+        uint32_t low[4], high[4];
+        ptx_ldmatrix_x4(low, a + prefill_piece<W>(a_row, 4 * half + lane / 16u));
+        ptx_ldmatrix_x4(high, a + prefill_piece<W>(a_row, 4 * half + 2u + lane / 16u));
+#pragma unroll
+        for (int j = 0; j < N / 8; ++j) {
+            uint32_t right[4];
+            int32_t(&sums)[4] = reinterpret_cast<int32_t(&)[4]>(s[4 * j]);
+            ptx_ldmatrix_x4(right, b + prefill_piece<W>(8 * j + lane % 8u, 4 * half + lane / 8u));
+            if (half == 0) {
+                sums[0] = sums[1] = sums[2] = sums[3] = 0;
+            }
+            uint32_t right_low[2] = {right[0], right[1]}, right_high[2] = {right[2], right[3]};
+            ptx_mma_m16n8k32_ss(sums, low, right_low);
+            ptx_mma_m16n8k32_ss(sums, high, right_high);
+        }
+    }
+}
+
+/* a = P V for the warp's 16 rows. */
+template <int VD> CUDA_DEVICE void sums_of(int32_t (&a)[VD / 2], const uint32_t (&packed)[16], uint32_t v)
+{
+    const uint32_t lane = threadIdx.x % 32u;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const uint32_t low[4] = {packed[8 * half], packed[8 * half + 1], packed[8 * half + 2], packed[8 * half + 3]};
+        const uint32_t high[4] = {packed[8 * half + 4], packed[8 * half + 5], packed[8 * half + 6],
+                                  packed[8 * half + 7]};
+#pragma unroll
+        for (int i = 0; i < VD / 8; ++i) {
+            uint32_t right[4];
+            int32_t(&sums)[4] = reinterpret_cast<int32_t(&)[4]>(a[4 * i]);
+            ptx_ldmatrix_x4(right, v + prefill_piece<128>(8 * i + lane % 8u, 4 * half + lane / 8u));
+            if (half == 0) {
+                sums[0] = sums[1] = sums[2] = sums[3] = 0;
+            }
+            const uint32_t right_low[2] = {right[0], right[1]}, right_high[2] = {right[2], right[3]};
+            ptx_mma_m16n8k32_us(sums, low, right_low);
+            ptx_mma_m16n8k32_us(sums, high, right_high);
+        }
+    }
+}
+
+/* The end of a chunk: to the workspace, to the total, or to the output. */
+template <int N>
+CUDA_DEVICE void end_chunk(const attend_params &p, const prefill_item &it, bool item_ends, prefill_rows &r,
+                           prefill_row *rows, uint32_t first_row, float (&o)[N])
+{
+    float4 *totals = (float4 *)(void *)p.prefill_totals + (uint64_t)blockIdx.x * (N / 4) * THREADS;
+    const prefill_total total = {totals + threadIdx.x, THREADS};
+    if (p.split) {
+        prefill_store_states(p, it, r, rows, first_row, o);
+        return;
+    }
+    prefill_merge_chunk(r, rows, total, o);
+    if (item_ends) {
+        prefill_finish(p, it, rows, first_row, o);
+    } else {
+        prefill_keep_total(total, o);
+        prefill_rows_clear(r, rows, o);
+    }
+}
+
+template <int KD, int VD> CUDA_DEVICE void do_item(const attend_params &p, memory<KD, VD> &m, const prefill_item &it)
+{
+    const uint32_t first_row = threadIdx.x / 32u * 16u;
+    prefill_row *rows = m.rows + first_row;
+    prefill_rows r;
+    int32_t s[64];
+    float o[VD / 2];
+    prefill_rows_begin(r, rows);
+    prefill_rows_clear(r, rows, o);
+    for (uint32_t tile = it.tile_first; tile < it.tile_end; ++tile) {
+        const uint8_t *image = m.images[tile % STAGES];
+        uint32_t packed[16];
+        float b[2], l[2];
+        ask_image(p, m, it, tile + 1u);
+        ptx_cp_async_wait<1>();
+        __syncthreads();
+        scores_of<KD, 128>(s, ptx_shared_address(m.queries), first_row, ptx_shared_address(image));
+        prefill_softmax<KD, VD>(s, m.queries + first_row * KD, image, rows, (int32_t)(tile * CUDA_TILE_TOKENS), m.table,
+                                r, o, packed, b, l, [](int) {});
+        prefill_add_sum(r, b, l);
+        int32_t(&a)[VD / 2] = reinterpret_cast<int32_t(&)[VD / 2]>(s); /* the scores are done with */
+        sums_of<VD>(a, packed, ptx_shared_address(image) + prefill_image<KD, VD>::v_at);
+        prefill_add_tile(a, b, o);
+        if (tile + 1u == it.tile_end || tile % CUDA_CHUNK_TILES == CUDA_CHUNK_TILES - 1u) {
+            end_chunk(p, it, tile + 1u == it.tile_end, r, rows, first_row, o);
+        }
+        __syncthreads();
+    }
+}
+
+template <int KD, int VD>
+__global__ void __launch_bounds__(THREADS, 1) prefill_mma_kernel(const __grid_constant__ attend_params p)
+{
+    extern __shared__ __align__(128) uint8_t dynamic[];
+    memory<KD, VD> &m = *reinterpret_cast<memory<KD, VD> *>(dynamic);
+    uint32_t unit = 0;
+    m.table[threadIdx.x] = nbl_exp2_table_device[threadIdx.x];
+    ptx_grid_release();
+    ptx_grid_wait();
+    for (;;) {
+        if (threadIdx.x == 0) {
+            m.item = prefill_item_of(p, atomicAdd(p.prefill_items, 1u), &unit);
+        }
+        __syncthreads();
+        const prefill_item it = m.item;
+        if (it.tile_end == 0) {
+            return;
+        }
+        ask_image(p, m, it, it.tile_first);
+        load_queries(p, m, it);
+        __syncthreads();
+        do_item(p, m, it);
+    }
+}
+
+template <int KD, int VD> cudaError_t launch(const attend_params *p, cudaStream_t stream)
+{
+    constexpr uint32_t bytes = sizeof(memory<KD, VD>);
+    static_assert(THREADS == PREFILL_STEPS, "a thread per entry of the table");
+    cudaError_t error =
+        cudaFuncSetAttribute(prefill_mma_kernel<KD, VD>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (error != cudaSuccess) {
+        return error;
+    }
+    return launch_after(prefill_mma_kernel<KD, VD>, dim3(p->processors), THREADS, bytes, stream, p);
+}
+
+} // namespace
+
+extern "C" cudaError_t nbl_cuda_prefill_mma(const attend_params *p, cudaStream_t stream)
+{
+    return cuda_prefill_dim(p->k_dim, p->v_dim) == 64u ? launch<64, 64>(p, stream) : launch<128, 128>(p, stream);
+}

@@ -1,0 +1,318 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file prefill_wgmma.cu
+ * @brief Second step of a prefill on sm_90a: attention over tile images (tile/prefill.cuh, NUM 5.4 to 5.7).
+ *
+ * A block per multiprocessor takes items from a counter. One warpgroup loads: a thread of it takes items and asks for
+ * images, one bulk copy each, into a ring; the other warps fetch query rows, one item ahead. Two warpgroups compute, 64
+ * rows each. Per tile a thread of theirs holds the 64 scores, the 64 sums of P V, 64 elements of O and 16 words of P:
+ *
+ *     softmax(j)    P V(j) begins    Q K(j + 1) begins    P V(j) ends    O += ...    Q K(j + 1) ends
+ *
+ * The stream of tiles does not stop between items. Chunks before the one at hand are merged in shared memory.
+ */
+#include "../ptx/wgmma.cuh"
+#include "../tile/launch.cuh"
+#include "../tile/prefill.cuh"
+#include "prefill.h"
+
+#define LOADERS 128u
+#define CONSUMERS 256u
+#define CONSUMER_WARPS (CONSUMERS / 32u)
+#define THREADS (LOADERS + CONSUMERS)
+#define QUERY_LOADERS (LOADERS - 32u)
+#define STAGES 3u
+#define LOADER_REGISTERS 40
+#define CONSUMER_REGISTERS 232
+#define LOADER_BARRIER 1u
+#define IDLE 100u /* nanoseconds that a loading thread sleeps; a tile takes over a thousand */
+
+namespace
+{
+
+/* Shared memory of a block. */
+template <int KD, int VD> struct alignas(1024) memory {
+    struct alignas(1024) stage {
+        uint8_t image[prefill_image<KD, VD>::bytes];
+    } stages[STAGES];
+    alignas(1024) uint8_t queries[2][PREFILL_ROWS * KD]; /* images of rows of KD bytes */
+    float4 total[VD / 8][CONSUMERS];
+    prefill_row rows[2][PREFILL_ROWS];
+    prefill_item items[2];
+    uint32_t table[PREFILL_STEPS];
+    uint64_t stage_full[STAGES], stage_empty[STAGES], item_full[2], item_empty[2];
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+/* ------------------------------------------------------------------------------------------------ loading */
+
+/* Place in the ring and the parity of its use. */
+struct ring_place {
+    uint32_t stage;
+    uint32_t parity;
+
+    __device__ __forceinline__ void next()
+    {
+        stage = stage + 1u == STAGES ? 0u : stage + 1u;
+        parity ^= stage == 0 ? 1u : 0u;
+    }
+};
+
+/* Query rows and what the computing warps must know of them, into a slot. */
+template <int KD, int VD>
+CUDA_DEVICE void load_queries(const attend_params &p, memory<KD, VD> &m, const prefill_item &it, uint32_t slot)
+{
+    constexpr uint32_t pieces = KD / 16u;
+    const cuda_sequence s = p.sequences[it.sequence];
+    const uint32_t first = threadIdx.x - (LOADERS - QUERY_LOADERS);
+    for (uint32_t i = first; i < PREFILL_ROWS; i += QUERY_LOADERS) {
+        m.rows[slot][i] = prefill_row_of(p, it, s, i);
+    }
+#pragma unroll 2
+    for (uint32_t i = first; i < PREFILL_ROWS * pieces; i += QUERY_LOADERS) {
+        *(uint4 *)(void *)(m.queries[slot] + prefill_piece<KD>(i / pieces, i % pieces)) =
+            prefill_query_piece(p, it, s, i / pieces, i % pieces);
+    }
+    ptx_fence_proxy_async();
+}
+
+/* Items, two slots ahead of their use, by three warps. */
+template <int KD, int VD> CUDA_DEVICE void load_items(const attend_params &p, memory<KD, VD> &m)
+{
+    uint32_t unit = 0;
+    for (uint32_t n = 0;; ++n) {
+        const uint32_t slot = n % 2u;
+        if (threadIdx.x == LOADERS - QUERY_LOADERS) {
+            ptx_mbarrier_wait_idle(ptx_shared_address(&m.item_empty[slot]), n / 2u % 2u ^ 1u, 20u * IDLE);
+            m.items[slot] = prefill_item_of(p, atomicAdd(p.prefill_items, 1u), &unit);
+        }
+        __syncwarp();
+        wgmma_bar_sync(LOADER_BARRIER, QUERY_LOADERS);
+        const prefill_item it = m.items[slot];
+        if (it.tile_end > 0) {
+            load_queries(p, m, it, slot);
+        }
+        ptx_mbarrier_arrive(ptx_shared_address(&m.item_full[slot]));
+        if (it.tile_end == 0) {
+            return;
+        }
+    }
+}
+
+/* The images of all items, by one thread. */
+template <int KD, int VD> CUDA_DEVICE void load_images(const attend_params &p, memory<KD, VD> &m)
+{
+    constexpr uint32_t bytes = prefill_image<KD, VD>::bytes;
+    const uint64_t policy = ptx_policy_evict_last();
+    ring_place at = {0, 0};
+    for (uint32_t n = 0;; ++n) {
+        ptx_mbarrier_wait_idle(ptx_shared_address(&m.item_full[n % 2u]), n / 2u % 2u, IDLE);
+        const prefill_item &it = m.items[n % 2u];
+        uint32_t tiles = it.tile_end - it.tile_first;
+        if (it.tile_end == 0) {
+            return;
+        }
+        const uint8_t *from = p.images + ((uint64_t)it.unit * p.image_tiles + it.tile_first) * bytes;
+        ptx_mbarrier_arrive(ptx_shared_address(&m.item_empty[n % 2u]));
+        for (; tiles > 0; --tiles) {
+            const uint32_t full = ptx_shared_address(&m.stage_full[at.stage]);
+            ptx_mbarrier_wait_idle(ptx_shared_address(&m.stage_empty[at.stage]), at.parity ^ 1u, IDLE);
+            ptx_mbarrier_arrive_expect(full, bytes);
+            ptx_bulk_copy(ptx_shared_address(m.stages[at.stage].image), from, bytes, full, policy);
+            from += bytes;
+            at.next();
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ products */
+
+/* s = Q K, 64 rows by 128 tokens. */
+template <int KD> CUDA_DEVICE void begin_scores(int32_t (&s)[64], const uint8_t *q, const uint8_t *k)
+{
+    const uint64_t a = wgmma_tile<KD>(ptx_shared_address(q)), b = wgmma_tile<KD>(ptx_shared_address(k));
+    wgmma_ss<0>(s, a, b);
+#pragma unroll
+    for (int step = 1; step < KD / 32; ++step) {
+        wgmma_ss<1>(s, a + 2 * step, b + 2 * step);
+    }
+}
+
+/* a = P V, 64 rows by VD elements. */
+template <int VD> CUDA_DEVICE void begin_sums(int32_t (&a)[VD / 2], const uint32_t (&packed)[16], const uint8_t *v)
+{
+    const uint64_t b = wgmma_tile<128>(ptx_shared_address(v));
+    wgmma_us<0>(a, packed, b);
+    wgmma_us<1>(a, packed + 4, b + 2);
+    wgmma_us<1>(a, packed + 8, b + 4);
+    wgmma_us<1>(a, packed + 12, b + 6);
+}
+
+/* ------------------------------------------------------------------------------------------------ computing */
+
+/* What a warp of the computing warpgroups walks over. */
+struct walk {
+    uint32_t tile, tile_end;
+    uint32_t items; /* begun so far; the item at hand has slot (items - 1) % 2 */
+    ring_place at;
+};
+
+/* The next item is there: true, or false after the last one. */
+template <int KD, int VD> CUDA_DEVICE bool wait_item(memory<KD, VD> &m, uint32_t n)
+{
+    ptx_mbarrier_wait(ptx_shared_address(&m.item_full[n % 2u]), n / 2u % 2u);
+    return m.items[n % 2u].tile_end > 0;
+}
+
+/* The end of a chunk: to the workspace, to the total, or to the output. */
+template <int KD, int VD>
+CUDA_DEVICE void end_chunk(const attend_params &p, memory<KD, VD> &m, const walk &w, bool item_ends,
+                           const prefill_rows &r, prefill_row *rows, uint32_t first_row, float (&o)[VD / 2])
+{
+    const prefill_total total = {&m.total[0][threadIdx.x - LOADERS], CONSUMERS};
+    const prefill_item &it = m.items[(w.items - 1u) % 2u];
+    if (p.split) {
+        prefill_store_states(p, it, r, rows, first_row, o);
+        return;
+    }
+    prefill_merge_chunk(r, rows, total, o);
+    if (item_ends) {
+        prefill_finish(p, it, rows, first_row, o);
+    } else {
+        prefill_keep_total(total, o);
+    }
+}
+
+template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memory<KD, VD> &m)
+{
+    constexpr uint32_t v_at = prefill_image<KD, VD>::v_at;
+    const uint32_t warp = (threadIdx.x - LOADERS) / 32u;
+    const uint32_t first_row = warp * 16u;
+    const uint32_t group_at = warp / 4u * 64u * KD; /* the warpgroup's queries */
+    int32_t s[64], a[VD / 2];
+    float o[VD / 2];
+    prefill_rows r;
+    walk w = {0, 0, 1, {0, 0}};
+    if (!wait_item(m, 0)) {
+        return;
+    }
+    w.tile = m.items[0].tile_first;
+    w.tile_end = m.items[0].tile_end;
+    prefill_row *rows = &m.rows[0][first_row];
+    prefill_rows_begin(r, rows);
+    prefill_rows_clear(r, rows, o);
+    ptx_mbarrier_wait(ptx_shared_address(&m.stage_full[0]), 0);
+    wgmma_fence();
+    begin_scores<KD>(s, m.queries[0] + group_at, m.stages[0].image);
+    wgmma_commit();
+    wgmma_wait<0>();
+    for (;;) {
+        const uint32_t slot = (w.items - 1u) % 2u;
+        const uint8_t *image = m.stages[w.at.stage].image;
+        uint32_t packed[16];
+        float b[2], l[2];
+        prefill_softmax<KD, VD>(s, m.queries[slot] + first_row * KD, image, rows, (int32_t)(w.tile * CUDA_TILE_TOKENS),
+                                m.table, r, o, packed, b, l, [](int) {});
+        wgmma_fence();
+        begin_sums<VD>(a, packed, image + v_at);
+        wgmma_commit();
+        const bool item_ends = w.tile + 1u == w.tile_end;
+        const bool chunk_ends = item_ends || w.tile % CUDA_CHUNK_TILES == CUDA_CHUNK_TILES - 1u;
+        const uint32_t stage = w.at.stage;
+        const bool more = !item_ends || wait_item(m, w.items);
+        if (more) { /* else the products that follow are of no use, and of no harm */
+            w.at.next();
+            ptx_mbarrier_wait(ptx_shared_address(&m.stage_full[w.at.stage]), w.at.parity);
+        }
+        wgmma_fence();
+        begin_scores<KD>(s, m.queries[item_ends && more ? slot ^ 1u : slot] + group_at, m.stages[w.at.stage].image);
+        wgmma_commit();
+        prefill_add_sum(r, b, l);
+        wgmma_wait<1>();
+        if (threadIdx.x % 32u == 0) {
+            ptx_mbarrier_arrive(ptx_shared_address(&m.stage_empty[stage]));
+        }
+        prefill_add_tile(a, b, o);
+        if (chunk_ends) {
+            end_chunk(p, m, w, item_ends, r, rows, first_row, o);
+            if (item_ends) {
+                __syncwarp();
+                if (threadIdx.x % 32u == 0) {
+                    ptx_mbarrier_arrive(ptx_shared_address(&m.item_empty[slot]));
+                }
+                if (!more) {
+                    break;
+                }
+                rows = &m.rows[slot ^ 1u][first_row];
+                w.tile = m.items[slot ^ 1u].tile_first - 1u;
+                w.tile_end = m.items[slot ^ 1u].tile_end;
+                w.items++;
+                prefill_rows_begin(r, rows);
+            }
+            prefill_rows_clear(r, rows, o);
+        }
+        w.tile++;
+        wgmma_wait<0>();
+    }
+    wgmma_wait<0>();
+}
+
+#endif
+
+/* ------------------------------------------------------------------------------------------------ kernel */
+
+template <int KD, int VD>
+__global__ void __launch_bounds__(THREADS, 1) prefill_wgmma_kernel(const __grid_constant__ attend_params p)
+{
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ __align__(1024) uint8_t dynamic[];
+    memory<KD, VD> &m = *reinterpret_cast<memory<KD, VD> *>(dynamic);
+    if (threadIdx.x == 0) {
+        for (uint32_t i = 0; i < STAGES; ++i) {
+            ptx_mbarrier_init(ptx_shared_address(&m.stage_full[i]), 1);
+            ptx_mbarrier_init(ptx_shared_address(&m.stage_empty[i]), CONSUMER_WARPS);
+        }
+        for (uint32_t i = 0; i < 2u; ++i) {
+            ptx_mbarrier_init(ptx_shared_address(&m.item_full[i]), QUERY_LOADERS);
+            ptx_mbarrier_init(ptx_shared_address(&m.item_empty[i]), CONSUMER_WARPS + 1u);
+        }
+        ptx_fence_mbarrier_init();
+    }
+    for (uint32_t i = threadIdx.x; i < PREFILL_STEPS; i += THREADS) {
+        m.table[i] = nbl_exp2_table_device[i];
+    }
+    __syncthreads();
+    ptx_grid_release();
+    ptx_grid_wait();
+    if (threadIdx.x < LOADERS) {
+        wgmma_registers_fewer<LOADER_REGISTERS>();
+        if (threadIdx.x >= LOADERS - QUERY_LOADERS) {
+            load_items(p, m);
+        } else if (threadIdx.x == 0) {
+            load_images(p, m);
+        }
+    } else {
+        wgmma_registers_more<CONSUMER_REGISTERS>();
+        compute(p, m);
+    }
+#endif
+}
+
+template <int KD, int VD> cudaError_t launch(const attend_params *p, cudaStream_t stream)
+{
+    constexpr uint32_t bytes = sizeof(memory<KD, VD>);
+    cudaError_t error =
+        cudaFuncSetAttribute(prefill_wgmma_kernel<KD, VD>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (error != cudaSuccess) {
+        return error;
+    }
+    return launch_after(prefill_wgmma_kernel<KD, VD>, dim3(p->processors), THREADS, bytes, stream, p);
+}
+
+} // namespace
+
+extern "C" cudaError_t nbl_cuda_prefill_wgmma(const attend_params *p, cudaStream_t stream)
+{
+    return cuda_prefill_dim(p->k_dim, p->v_dim) == 64u ? launch<64, 64>(p, stream) : launch<128, 128>(p, stream);
+}

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file wgmma.cuh
+ * @brief Matrix products of a warpgroup and what surrounds them; sm_90a alone has them.
+ *
+ * Sizes: 64 rows; 128 or 64 columns; 32 bytes of depth. An accumulator is N / 2 registers: register i of a thread is
+ * row 16*warp + lane/4 + 8*((i/2) % 2), column 8*(i/4) + 2*(lane % 4) + i%2.
+ */
+#ifndef CUDA_WGMMA_H
+#define CUDA_WGMMA_H
+
+#include "ptx.cuh"
+
+/** Swizzle of a tile in shared memory as a descriptor names it. PTX ISA, Asynchronous warpgroup level matrix shared
+ *  memory layout */
+enum wgmma_swizzle { WGMMA_SWIZZLE_128 = 1, WGMMA_SWIZZLE_64 = 2 };
+
+/** Descriptor of a tile whose rows lie in the depth's direction, 128 or 64 bytes each, one after the other. PTX ISA,
+ *  Asynchronous warpgroup level matrix instructions, matrix descriptor */
+template <int ROW_BYTES> PTX_FN uint64_t wgmma_tile(uint32_t shared)
+{
+    constexpr uint64_t swizzle = ROW_BYTES == 128 ? WGMMA_SWIZZLE_128 : WGMMA_SWIZZLE_64;
+    constexpr uint64_t fixed = swizzle << 62 | (uint64_t)(8 * ROW_BYTES >> 4) << 32 | (uint64_t)1 << 16;
+    return fixed | (uint64_t)((shared & 0x3ffffu) >> 4);
+}
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+/** Orders the registers of wgmma operands. PTX ISA, wgmma.fence */
+PTX_FN void wgmma_fence(void)
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+/** Closes a group. PTX ISA, wgmma.commit_group */
+PTX_FN void wgmma_commit(void)
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+/** Waits until at most N groups are open. PTX ISA, wgmma.wait_group */
+template <int N> PTX_FN void wgmma_wait(void)
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+/* clang-format off */
+#define WGMMA_S16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define WGMMA_S32 WGMMA_S16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define WGMMA_S64 WGMMA_S32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47," \
+                            "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define WGMMA_R4(d, i) "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3])
+#define WGMMA_R16(d, i) WGMMA_R4(d, i), WGMMA_R4(d, i + 4), WGMMA_R4(d, i + 8), WGMMA_R4(d, i + 12)
+#define WGMMA_R32(d) WGMMA_R16(d, 0), WGMMA_R16(d, 16)
+#define WGMMA_R64(d) WGMMA_R32(d), WGMMA_R16(d, 32), WGMMA_R16(d, 48)
+/* clang-format on */
+
+/** d = a * b, or d + a * b; s8, A and B in shared memory. PTX ISA, wgmma.mma_async */
+template <int ACCUMULATE> PTX_FN void wgmma_ss(int32_t (&d)[64], uint64_t a, uint64_t b)
+{
+    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %66, 0;\n"
+                 " wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8 {" WGMMA_S64 "}, %64, %65, p;\n}"
+                 : WGMMA_R64(d)
+                 : "l"(a), "l"(b), "n"(ACCUMULATE));
+}
+
+/** d = a * b, or d + a * b; A is u8 in registers, B s8 in shared memory, 128 columns. PTX ISA, wgmma.mma_async */
+template <int ACCUMULATE> PTX_FN void wgmma_us(int32_t (&d)[64], const uint32_t *a, uint64_t b)
+{
+    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %69, 0;\n"
+                 " wgmma.mma_async.sync.aligned.m64n128k32.s32.u8.s8 {" WGMMA_S64 "}, {%64,%65,%66,%67}, %68, p;\n}"
+                 : WGMMA_R64(d)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ACCUMULATE));
+}
+
+/** The same with 64 columns. PTX ISA, wgmma.mma_async */
+template <int ACCUMULATE> PTX_FN void wgmma_us(int32_t (&d)[32], const uint32_t *a, uint64_t b)
+{
+    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %37, 0;\n"
+                 " wgmma.mma_async.sync.aligned.m64n64k32.s32.u8.s8 {" WGMMA_S32 "}, {%32,%33,%34,%35}, %36, p;\n}"
+                 : WGMMA_R32(d)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ACCUMULATE));
+}
+
+/** Takes registers for the rest of the kernel. PTX ISA, setmaxnreg */
+template <int REGISTERS> PTX_FN void wgmma_registers_more(void)
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+/** Gives registers back. PTX ISA, setmaxnreg */
+template <int REGISTERS> PTX_FN void wgmma_registers_fewer(void)
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+/** Barrier of some of the block's threads. PTX ISA, bar.sync */
+PTX_FN void wgmma_bar_sync(uint32_t barrier, uint32_t threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+/** Arrives without waiting. PTX ISA, bar.arrive */
+PTX_FN void wgmma_bar_arrive(uint32_t barrier, uint32_t threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+#endif
+
+#endif

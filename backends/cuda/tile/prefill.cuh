@@ -1,0 +1,859 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file prefill.cuh
+ * @brief What the steps of a prefill share: tile images, work items, and one warp's part of a tile (NUM 5.4 to 5.7).
+ *
+ * A prefill first expands K and V of a unit, a kv head of a sequence, into images of 128-token tiles: canonical int8
+ * codes in the very order that shared memory will have, and per token 2^ek, GRID + ev and 2^-ev. Then items of 128
+ * query rows of a unit walk the images.
+ *
+ * A warp has 16 rows of an item. The fragments are those of m16n8 products: with g = lane / 4 and t = lane % 4, score
+ * s[4*j + 2*r + b] is row g + 8*r, token 8*j + 2*t + b; o[4*i + 2*r + b] is row g + 8*r, image row 8*i + 2*t + b of V.
+ * Two orders make that enough, with no exchange between lanes:
+ *
+ *     place 16*h + 4*t + 2*a + b of a row of V, and of the parameters, is token 16*h + 8*a + 2*t + b of the tile
+ *     image row 8*i + 2*t + b of V is element (VD/4)*t + 2*i + b
+ *
+ * The first makes packed P the A operand of the second product; the second gives a thread VD/4 elements side by side.
+ * A thread's two sums of NUM 5.4 per parity of j are those of tokens 2*t + b and 8 + 2*t + b mod 16.
+ *
+ * The base B of a chunk is an integer, and the grid has the same steps everywhere in [2^15, 2^16). So t of NUM 5.3 is
+ *
+ *     t = T - B,    T = fma(x, cq_row, GRID + ev)
+ *
+ * exactly, as long as z and B are not far from 0: T needs no base, t - m is T - max T, and ceil(max z) can be read off
+ * max T unless that is an integer itself. Rows for which this does not hold take the long way (prefill_far).
+ */
+#ifndef CUDA_PREFILL_H
+#define CUDA_PREFILL_H
+
+#include "../attend.h"
+#include "../ptx/ptx.cuh"
+#include "exp2grid.h"
+#include "finish.cuh"
+#include "merge.h"
+#include "stored.cuh"
+
+#define PREFILL_ROWS 128u                    /* of an item */
+#define PREFILL_LANES 4u                     /* that share a row */
+#define PREFILL_STEPS 256                    /* of the grid in 1 */
+#define PREFILL_GRID_BITS 0x47400000         /* of GRID: the bits of a logit on the grid less these count its steps */
+#define PREFILL_GRID_LEAST 0x47000000        /* of 2^15, below which steps are finer */
+#define PREFILL_NEAR (16000 * PREFILL_STEPS) /* logits within +-this need no base to be on the grid */
+#define PREFILL_BASE_LOW (-15000 * PREFILL_STEPS) /* a base not below this leaves out all logits that are not near */
+#define PREFILL_NO_BASE (-(1 << 30) - (1 << 24))  /* below every base */
+#define PREFILL_NOTHING (-(1 << 30))              /* steps of a row's largest logit that has none */
+
+/* ------------------------------------------------------------------------------------------------ images */
+
+/** Places in the image of a tile. */
+template <int KD, int VD> struct prefill_image {
+    static constexpr uint32_t v_at = CUDA_TILE_TOKENS * KD;
+    static constexpr uint32_t units_at = v_at + VD * CUDA_TILE_TOKENS;           /* float[128]: 2^ek */
+    static constexpr uint32_t exponents_at = units_at + CUDA_TILE_TOKENS * 4u;   /* float[128]: GRID + ev */
+    static constexpr uint32_t weights_at = exponents_at + CUDA_TILE_TOKENS * 4u; /* float[128]: 2^-ev */
+    static constexpr uint32_t bytes = weights_at + CUDA_TILE_TOKENS * 4u;
+};
+
+/** Byte of a 16-byte piece in an image whose rows have W bytes: pieces of neighbouring rows meet different banks. */
+template <int W> CUDA_DEVICE uint32_t prefill_piece(uint32_t row, uint32_t piece)
+{
+    uint32_t turn = W == 128 ? row & 7u : row >> 1 & 3u;
+    return row * W + ((piece ^ turn) << 4);
+}
+
+/** Place of a token in rows of V and in the parameters. */
+CUDA_DEVICE uint32_t prefill_token_place(uint32_t token)
+{
+    return (token & ~15u) | (token >> 1 & 3u) << 2 | (token >> 3 & 1u) << 1 | (token & 1u);
+}
+
+/** Image row of an element of V. */
+template <int VD> CUDA_DEVICE uint32_t prefill_v_row(uint32_t element)
+{
+    constexpr uint32_t share = VD / 4u;
+    return element % share / 2u * 8u + element / share * 2u + (element & 1u);
+}
+
+/** First tile and one past the last that a range touches; at least one tile, inside [low, high). */
+CUDA_DEVICE void prefill_tiles(visible_range range, uint32_t low, uint32_t high, uint32_t *first, uint32_t *end)
+{
+    uint32_t begin = (uint32_t)range.first / CUDA_TILE_TOKENS;
+    uint32_t last = ((uint32_t)range.end + CUDA_TILE_TOKENS - 1u) / CUDA_TILE_TOKENS;
+    *first = min(max(begin, low), high - 1u);
+    *end = min(max(last, *first + 1u), high);
+}
+
+/** Union of what query tokens [from, to] of a sequence see; it grows with the token at both ends. */
+CUDA_DEVICE visible_range prefill_range(const attend_params &p, const cuda_sequence &s, uint32_t from, uint32_t to)
+{
+    int64_t offset = (int64_t)s.kv_len - s.q_len;
+    visible_range range = visible_range_of(p, s.kv_len, offset + from);
+    range.end = visible_range_of(p, s.kv_len, offset + to).end;
+    return range;
+}
+
+/** Tiles of a unit that have images: those that some row sees, at least one. */
+CUDA_DEVICE void prefill_unit_tiles(const attend_params &p, const cuda_sequence &s, uint32_t *first, uint32_t *end)
+{
+    prefill_tiles(prefill_range(p, s, 0, (uint32_t)s.q_len - 1u), 0, p.image_tiles, first, end);
+}
+
+/** Row blocks of a unit. */
+CUDA_DEVICE uint32_t prefill_blocks(const attend_params &p, const cuda_sequence &s)
+{
+    return ((uint32_t)s.q_len * p.group_rows + PREFILL_ROWS - 1u) / PREFILL_ROWS;
+}
+
+/* ------------------------------------------------------------------------------------------------ items */
+
+/** Up to 128 query rows of a unit over a run of tiles; of one chunk where the call is split. */
+struct prefill_item {
+    uint32_t unit; /**< in the slab */
+    uint32_t sequence;
+    uint32_t kv_head;
+    uint32_t first_row; /**< in the unit */
+    uint32_t rows;
+    uint32_t chunk; /**< split: n-th of the range */
+    uint32_t tile_first;
+    uint32_t tile_end; /**< 0: there are no more items */
+};
+
+/** A row of an item. */
+struct prefill_row {
+    float scale;
+    float offset;
+    int32_t first; /**< visible positions [first, end) */
+    int32_t end;
+    uint32_t token;
+    uint32_t head;
+    float base; /**< chunks before the one at hand, merged: M */
+    float sum;  /**< and L */
+};
+
+/** Item number `index`; `unit` is where the search begins, and where it ends. */
+CUDA_DEVICE prefill_item prefill_item_of(const attend_params &p, uint32_t index, uint32_t *unit)
+{
+    prefill_item it = {};
+    const uint32_t *starts = p.prefill_items + 1;
+    if (index >= starts[p.units]) {
+        return it;
+    }
+    while (index >= starts[*unit + 1u]) {
+        ++*unit;
+    }
+    it.unit = *unit;
+    it.sequence = (p.first_unit + it.unit) / p.kv_heads;
+    it.kv_head = (p.first_unit + it.unit) % p.kv_heads;
+    cuda_sequence s = p.sequences[it.sequence];
+    uint32_t blocks = prefill_blocks(p, s);
+    uint32_t place = index - starts[it.unit];
+    uint32_t block = blocks - 1u - place % blocks; /* longest first with a causal mask */
+    it.chunk = place / blocks;
+    it.first_row = block * PREFILL_ROWS;
+    it.rows = min((uint32_t)s.q_len * p.group_rows - it.first_row, PREFILL_ROWS);
+    visible_range range =
+        prefill_range(p, s, it.first_row / p.group_rows, (it.first_row + it.rows - 1u) / p.group_rows);
+    uint32_t low, high;
+    prefill_unit_tiles(p, s, &low, &high);
+    if (p.split) {
+        int32_t start = (int32_t)((p.first_chunk + it.chunk) * NBL_CHUNK_TOKENS);
+        range.first = max(range.first, start);
+        range.end = max(min(range.end, start + (int32_t)NBL_CHUNK_TOKENS), range.first);
+    }
+    prefill_tiles(range, low, high, &it.tile_first, &it.tile_end);
+    return it;
+}
+
+/** Row i of an item; one that is not there sees nothing. */
+CUDA_DEVICE prefill_row prefill_row_of(const attend_params &p, const prefill_item &it, const cuda_sequence &s,
+                                       uint32_t i)
+{
+    prefill_row r = {};
+    r.base = -INFINITY;
+    if (i >= it.rows) {
+        return r;
+    }
+    uint32_t token = (it.first_row + i) / p.group_rows;
+    visible_range range = visible_range_of(p, s.kv_len, (int64_t)s.kv_len - s.q_len + token);
+    r.token = (uint32_t)s.q_first + token;
+    r.head = it.kv_head * p.group_rows + (it.first_row + i) % p.group_rows;
+    if (p.split) {
+        int32_t start = (int32_t)((p.first_chunk + it.chunk) * NBL_CHUNK_TOKENS);
+        range.first = max(range.first, start);
+        range.end = max(min(range.end, start + (int32_t)NBL_CHUNK_TOKENS), range.first);
+    }
+    cuda_query query = p.queries[(uint64_t)r.token * p.q_heads + r.head];
+    r.scale = query.scale;
+    r.offset = query.offset;
+    r.first = range.first;
+    r.end = range.end;
+    return r;
+}
+
+/** 16 bytes of the codes of row i of an item; zeros past the dimension and the rows. */
+CUDA_DEVICE uint4 prefill_query_piece(const attend_params &p, const prefill_item &it, const cuda_sequence &s,
+                                      uint32_t i, uint32_t piece)
+{
+    if (i >= it.rows || piece * 16u >= p.k_dim_padded) {
+        return make_uint4(0, 0, 0, 0);
+    }
+    uint32_t token = (uint32_t)s.q_first + (it.first_row + i) / p.group_rows;
+    uint32_t head = it.kv_head * p.group_rows + (it.first_row + i) % p.group_rows;
+    const int8_t *row = p.codes + ((uint64_t)token * p.q_heads + head) * p.k_dim_padded;
+    return *(const uint4 *)(const void *)(row + piece * 16u);
+}
+
+/* ------------------------------------------------------------------------------------------------ rows of a warp */
+
+/** The two rows of a thread. */
+struct prefill_rows {
+    float scale[2];
+    float sum[2];       /**< L */
+    int32_t base[2];    /**< B in steps, or PREFILL_NO_BASE */
+    int32_t full_first; /**< all rows of the warp see [full_first, full_end) */
+    int32_t full_end;
+};
+
+/** Largest (as integers) over the lanes that share a row. */
+CUDA_DEVICE int32_t prefill_row_max(int32_t x)
+{
+    x = max(x, __shfl_xor_sync(FULL_WARP, x, 1));
+    return max(x, __shfl_xor_sync(FULL_WARP, x, 2));
+}
+
+/** The thread's rows at the beginning of an item; rows are those of the warp. */
+CUDA_DEVICE void prefill_rows_begin(prefill_rows &r, const prefill_row *rows)
+{
+    const uint32_t thread = ptx_thread();
+    uint32_t g = thread % 32u / PREFILL_LANES;
+    r.full_first = __reduce_max_sync(FULL_WARP, max(rows[g].first, rows[g + 8u].first));
+    r.full_end = __reduce_min_sync(FULL_WARP, min(rows[g].end, rows[g + 8u].end));
+    r.scale[0] = rows[g].scale;
+    r.scale[1] = rows[g + 8u].scale;
+}
+
+/** At the beginning of a chunk. Rows that see nothing at all need no base. */
+template <int N> CUDA_DEVICE void prefill_rows_clear(prefill_rows &r, const prefill_row *rows, float (&o)[N])
+{
+    const uint32_t thread = ptx_thread();
+    uint32_t g = thread % 32u / PREFILL_LANES;
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+        r.base[row] = rows[g + 8u * row].first >= rows[g + 8u * row].end ? 0 : PREFILL_NO_BASE;
+        r.sum[row] = 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        o[i] = 0.0f;
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ scores of a warp */
+
+/** The scores of a tile again, for a base that moves: rare, so a small loop with few registers. q is the image of the
+ *  warp's query rows, k that of the tile. */
+template <int KD> CUDA_DEVICE void prefill_rescore(int32_t (&s)[64], const uint8_t *q, const uint8_t *k)
+{
+    const uint32_t thread = ptx_thread();
+    const uint32_t g = thread % 32u / PREFILL_LANES, t = thread % PREFILL_LANES;
+#pragma unroll
+    for (int i = 0; i < 64; ++i) {
+        s[i] = 0;
+    }
+#pragma unroll 1
+    for (uint32_t w = 0; w < KD / 4u; ++w) {
+        const uint32_t in_piece = w % 4u * 4u;
+        const int32_t low = *(const int32_t *)(const void *)(q + prefill_piece<KD>(g, w / 4u) + in_piece);
+        const int32_t high = *(const int32_t *)(const void *)(q + prefill_piece<KD>(g + 8u, w / 4u) + in_piece);
+#pragma unroll
+        for (int j = 0; j < 32; ++j) {
+            const uint32_t token = (uint32_t)j / 2u * 8u + 2u * t + (uint32_t)j % 2u;
+            const int32_t code = *(const int32_t *)(const void *)(k + prefill_piece<KD>(token, w / 4u) + in_piece);
+            s[j / 2 * 4 + j % 2] = ptx_dp4a_ss(low, code, s[j / 2 * 4 + j % 2]);
+            s[j / 2 * 4 + 2 + j % 2] = ptx_dp4a_ss(high, code, s[j / 2 * 4 + 2 + j % 2]);
+        }
+    }
+}
+
+/** The score of one token for the thread's row 0 or 1. */
+template <int KD> CUDA_DEVICE int32_t prefill_score(const uint8_t *q, const uint8_t *k, int row, uint32_t token)
+{
+    const uint32_t query = threadIdx.x % 32u / PREFILL_LANES + 8u * row;
+    int32_t sum = 0;
+#pragma unroll 1
+    for (uint32_t w = 0; w < KD / 4u; ++w) {
+        const uint32_t in_piece = w % 4u * 4u;
+        sum = ptx_dp4a_ss(*(const int32_t *)(const void *)(q + prefill_piece<KD>(query, w / 4u) + in_piece),
+                          *(const int32_t *)(const void *)(k + prefill_piece<KD>(token, w / 4u) + in_piece), sum);
+    }
+    return sum;
+}
+
+/* ------------------------------------------------------------------------------------------------ softmax of a warp */
+
+/** Parameters of a tile in shared memory, at the thread's place. */
+struct prefill_parameters {
+    const float4 *units; /* [4 * h] */
+    const float4 *exponents;
+    const float4 *weights;
+};
+
+template <int KD, int VD> CUDA_DEVICE prefill_parameters prefill_parameters_of(const uint8_t *image)
+{
+    using place = prefill_image<KD, VD>;
+    uint32_t t = threadIdx.x % PREFILL_LANES;
+    prefill_parameters v;
+    v.units = (const float4 *)(const void *)(image + place::units_at) + t;
+    v.exponents = (const float4 *)(const void *)(image + place::exponents_at) + t;
+    v.weights = (const float4 *)(const void *)(image + place::weights_at) + t;
+    return v;
+}
+
+/** What the rows see of a tile: tokens [low, high), less 2 * t so that the tokens of a thread are constants. */
+struct prefill_mask {
+    bool masked; /**< the same for the warp; if not, all tokens are seen */
+    int32_t low[2];
+    int32_t high[2];
+};
+
+CUDA_DEVICE prefill_mask prefill_mask_of(const prefill_rows &r, const prefill_row *rows, int32_t start)
+{
+    const uint32_t thread = ptx_thread();
+    uint32_t g = thread % 32u / PREFILL_LANES;
+    prefill_mask mask;
+    mask.masked = start < r.full_first || start + (int32_t)CUDA_TILE_TOKENS > r.full_end;
+    const int32_t own = start + 2 * (int32_t)(thread % PREFILL_LANES);
+    mask.low[0] = rows[g].first - own;
+    mask.low[1] = rows[g + 8u].first - own;
+    mask.high[0] = rows[g].end - own;
+    mask.high[1] = rows[g + 8u].end - own;
+    return mask;
+}
+
+/** 1 if row r of the thread sees the token of s[i]. */
+CUDA_DEVICE bool prefill_sees(const prefill_mask &mask, int i, int r)
+{
+    const int32_t token = i / 4 * 8 + i % 2;
+    return token >= mask.low[r] && token < mask.high[r];
+}
+
+/** B of both rows from the scores: ceil(max z), clamped (NUM 5.4), in steps; PREFILL_NO_BASE where none is seen. */
+CUDA_DEVICE void prefill_bases(const int32_t (&s)[64], const prefill_parameters &v, const prefill_mask &mask,
+                               const prefill_rows &r, int32_t (&base)[2])
+{
+    float most[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+    for (int h = 0; h < 8; ++h) {
+        const float4 unit4 = v.units[4 * h], exponent4 = v.exponents[4 * h];
+        const float unit[4] = {unit4.x, unit4.y, unit4.z, unit4.w};
+        const float exponent[4] = {exponent4.x, exponent4.y, exponent4.z, exponent4.w};
+#pragma unroll
+        for (int k = 0; k < 8; ++k) {
+            const int row = k / 2 % 2, i = 8 * h + k, at = k / 4 * 2 + k % 2;
+            float z = nbl_fma((float)s[i] * unit[at], r.scale[row], exponent[at] - NBL_GRID);
+            most[row] = prefill_sees(mask, i, row) ? fmaxf(most[row], z) : most[row];
+        }
+    }
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+        most[row] = fmaxf(most[row], __shfl_xor_sync(FULL_WARP, most[row], 1));
+        most[row] = fmaxf(most[row], __shfl_xor_sync(FULL_WARP, most[row], 2));
+        float whole = nbl_clamp_f32(nbl_ceil(most[row]), -NBL_LOGIT_MAX, NBL_LOGIT_MAX);
+        base[row] = most[row] == -INFINITY ? PREFILL_NO_BASE : (int32_t)whole * PREFILL_STEPS;
+    }
+}
+
+/** Scores become bits of T, or of t = fma(x, cq_row, GRID + ev - B) with shift = -B (NUM 5.3); -inf where the row does
+ *  not see. */
+template <bool SHIFTED>
+CUDA_DEVICE void prefill_grid_logits(int32_t (&s)[64], const prefill_parameters &v, const prefill_mask &mask,
+                                     const prefill_rows &r, const float (&shift)[2])
+{
+#pragma unroll
+    for (int h = 0; h < 8; ++h) {
+        const float4 unit4 = v.units[4 * h], exponent4 = v.exponents[4 * h];
+        const float unit[4] = {unit4.x, unit4.y, unit4.z, unit4.w};
+        const float exponent[4] = {exponent4.x, exponent4.y, exponent4.z, exponent4.w};
+#pragma unroll
+        for (int k = 0; k < 8; ++k) {
+            const int row = k / 2 % 2, i = 8 * h + k, at = k / 4 * 2 + k % 2;
+            float a = SHIFTED ? exponent[at] + shift[row] : exponent[at];
+            s[i] = __float_as_int(nbl_fma((float)s[i] * unit[at], r.scale[row], a));
+        }
+    }
+    if (mask.masked) {
+#pragma unroll
+        for (int i = 0; i < 64; ++i) {
+            s[i] = prefill_sees(mask, i, i / 2 % 2) ? s[i] : __float_as_int(-INFINITY);
+        }
+    }
+}
+
+/** Largest t of both rows. As integers they order rightly where they are positive; a row with none is left out. */
+CUDA_DEVICE void prefill_most(const int32_t (&s)[64], int32_t (&most)[2])
+{
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+        int32_t m = max(s[2 * row], s[2 * row + 1]);
+#pragma unroll
+        for (int j = 1; j < 16; ++j) {
+            m = __vimax3_s32(m, s[4 * j + 2 * row], s[4 * j + 2 * row + 1]);
+        }
+        most[row] = prefill_row_max(m);
+    }
+}
+
+/** Steps by which the largest logits pass GRID, at least those of 2^15. */
+CUDA_DEVICE int32_t prefill_steps(int32_t most)
+{
+    return max(most, PREFILL_GRID_LEAST) - PREFILL_GRID_BITS;
+}
+
+/** Moves the base of a row to `base`; the factor of O is returned (NUM 5.4). */
+CUDA_DEVICE float prefill_move_base(prefill_rows &r, int row, int32_t base)
+{
+    float factor = 1.0f;
+    if (r.base[row] != PREFILL_NO_BASE) {
+        factor = nbl_pow2f((float)((r.base[row] - base) / PREFILL_STEPS));
+        r.sum[row] *= factor;
+    }
+    r.base[row] = base;
+    return factor;
+}
+
+/** The long way of NUM 5.4, for any logits: the scores of the tile become bits of t. steps[row] is what the largest t
+ *  of the row has above GRID. */
+template <typename Rescore>
+CUDA_DEVICE void prefill_far(int32_t (&s)[64], const prefill_parameters &v, const prefill_mask &mask, prefill_rows &r,
+                             int32_t (&most)[2], int32_t (&steps)[2], float (&factor)[2], Rescore rescore)
+{
+    constexpr int32_t limit = (int32_t)NBL_REBASE * PREFILL_STEPS;
+    int32_t base[2];
+    float shift[2];
+    rescore(s);
+    prefill_bases(s, v, mask, r, base);
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+        r.base[row] = r.base[row] == PREFILL_NO_BASE ? base[row] : r.base[row];
+        shift[row] = -(float)(r.base[row] / PREFILL_STEPS);
+    }
+    prefill_grid_logits<true>(s, v, mask, r, shift);
+    prefill_most(s, most);
+    bool moves[2];
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+        moves[row] = prefill_steps(most[row]) > limit && r.base[row] != PREFILL_NO_BASE;
+        if (moves[row]) {
+            factor[row] = prefill_move_base(r, row, max(r.base[row], base[row]));
+            shift[row] = -(float)(r.base[row] / PREFILL_STEPS);
+        }
+    }
+    if (__any_sync(FULL_WARP, moves[0] || moves[1])) {
+        rescore(s);
+        prefill_grid_logits<true>(s, v, mask, r, shift);
+#pragma unroll
+        for (int i = 0; i < 64; ++i) {
+            s[i] = min(s[i], PREFILL_GRID_BITS + limit);
+        }
+        prefill_most(s, most);
+    }
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+        steps[row] = r.base[row] == PREFILL_NO_BASE ? PREFILL_NOTHING : prefill_steps(most[row]);
+    }
+}
+
+/** 1 if z of some token whose T is `most`, an integer, is greater than that integer: the base is the next one. */
+template <int KD, typename Score>
+CUDA_DEVICE bool prefill_exceeds(const int32_t (&s)[64], const prefill_parameters &v, const prefill_rows &r, int row,
+                                 int32_t most, bool asked, Score score)
+{
+    const float whole = __int_as_float(most) - NBL_GRID;
+    const uint32_t t = threadIdx.x % PREFILL_LANES;
+    uint32_t found = 0;
+    bool exceeds = false;
+#pragma unroll
+    for (int j = 0; j < 32; ++j) {
+        found |= asked && s[j / 2 * 4 + j % 2 + 2 * row] == most ? 1u << j : 0u;
+    }
+    while (found != 0) {
+        const uint32_t j = (uint32_t)__ffs((int)found) - 1u;
+        const uint32_t place = j / 4u * 16u + j % 4u; /* of the token, at the thread's place */
+        const float *unit = (const float *)(const void *)v.units, *a = (const float *)(const void *)v.exponents;
+        float x = (float)score(row, j / 2u * 8u + 2u * t + j % 2u) * unit[place];
+        exceeds = exceeds || nbl_fma(x, r.scale[row], a[place] - NBL_GRID) > whole;
+        found &= found - 1u;
+    }
+    const uint32_t lanes = __ballot_sync(FULL_WARP, exceeds);
+    return (lanes >> (threadIdx.x % 32u / PREFILL_LANES * PREFILL_LANES) & 15u) != 0;
+}
+
+/** Rows without a base get one, others move theirs if the tile wants it; logits are near. */
+template <int KD, typename Score>
+CUDA_DEVICE void prefill_near(const int32_t (&s)[64], const prefill_parameters &v, prefill_rows &r,
+                              const bool (&sees)[2], const int32_t (&most)[2], int32_t (&steps)[2], float (&factor)[2],
+                              Score score)
+{
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+        const int32_t k = prefill_steps(most[row]);
+        const bool moves = sees[row] && steps[row] > (int32_t)NBL_REBASE * PREFILL_STEPS;
+        const bool unclear = moves && k % PREFILL_STEPS == 0;
+        int32_t whole = k >> 8;
+        bool up = true;
+        if (__any_sync(FULL_WARP, unclear)) {
+            up = prefill_exceeds<KD>(s, v, r, row, most[row], unclear, score) || !unclear;
+        }
+        if (moves) {
+            factor[row] = prefill_move_base(r, row, (whole + (up ? 1 : 0)) * PREFILL_STEPS);
+        }
+        steps[row] = sees[row] ? k - r.base[row] : PREFILL_NOTHING;
+    }
+}
+
+/** RNE to bf16 precision, as binary32 (q of NUM 5.4). */
+CUDA_DEVICE float prefill_q(float p)
+{
+    return __uint_as_float(ptx_cvt_bf16x2(p, 0.0f));
+}
+
+/** P, packed, and the thread's part of l, to be summed over its lanes; from bits of t and the largest of each row.
+ *  ready(n) is called when the words of tokens 32 n to 32 n + 31 are there. */
+template <typename Ready>
+CUDA_DEVICE void prefill_weigh(const int32_t (&s)[64], const prefill_parameters &v, const float (&most)[2],
+                               uint32_t (&packed)[16], float (&l)[2], Ready ready)
+{
+    float sums[2][2][2] = {};
+#pragma unroll
+    for (int h = 0; h < 8; ++h) {
+        const float4 weight4 = v.weights[4 * h];
+        const float weight[4] = {weight4.x, weight4.y, weight4.z, weight4.w};
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+            uint32_t word[4];
+#pragma unroll
+            for (int at = 0; at < 4; ++at) {
+                float p = ptx_ex2(__int_as_float(s[8 * h + at / 2 * 4 + 2 * row + at % 2]) - most[row]);
+                float &sum = sums[row][at / 2][at % 2];
+                word[at] = __float_as_uint(nbl_fma(p, NBL_P_SCALE, NBL_MAGIC));
+                sum = nbl_fma(prefill_q(p), weight[at], sum);
+            }
+            packed[2 * h + row] =
+                __byte_perm(__byte_perm(word[0], word[1], 0x0040), __byte_perm(word[2], word[3], 0x0040), 0x5410);
+        }
+        if (h % 2 == 1) {
+            ready(h / 2);
+        }
+    }
+#pragma unroll
+    for (int row = 0; row < 2; ++row) { /* tree of NUM 5.4: tokens 2t and 2t + 1 with those 8 further on */
+        l[row] = (sums[row][0][0] + sums[row][1][0]) + (sums[row][0][1] + sums[row][1][1]);
+    }
+}
+
+/** b of a tile from the steps of its largest t above GRID; -0 where the tile is left out, so that fma(x, b, y) is y for
+ *  x = +0. */
+CUDA_DEVICE float prefill_tile_weight(int32_t steps, const uint32_t *table)
+{
+    float b = __uint_as_float(table[steps & (PREFILL_STEPS - 1)] + ((uint32_t)(steps >> 8) << 23));
+    return steps < (int32_t)NBL_WEIGHT_MIN * PREFILL_STEPS ? -0.0f : b;
+}
+
+/** Second half of the tree, and L (NUM 5.4). */
+CUDA_DEVICE void prefill_add_sum(prefill_rows &r, const float (&b)[2], float (&l)[2])
+{
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+        l[row] += __shfl_xor_sync(FULL_WARP, l[row], 1);
+        l[row] += __shfl_xor_sync(FULL_WARP, l[row], 2);
+        r.sum[row] = nbl_fma(l[row], b[row], r.sum[row]);
+    }
+}
+
+/** What is not usual in a tile: rows without a base, a base that moves, logits far from 0. */
+template <int KD, int N>
+CUDA_DEVICE void prefill_unusual(int32_t (&s)[64], const prefill_parameters &v, const prefill_mask &mask,
+                                 prefill_rows &r, float (&o)[N], int32_t (&most)[2], int32_t (&steps)[2],
+                                 const uint8_t *q, const uint8_t *image)
+{
+    const uint32_t thread = ptx_thread();
+    const int32_t t = 2 * (int32_t)(thread % PREFILL_LANES);
+    bool sees[2], far = false;
+    float factor[2] = {1.0f, 1.0f};
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+        const int32_t k = prefill_steps(most[row]);
+        sees[row] = max(mask.low[row] + t, 0) < min(mask.high[row] + t, (int32_t)CUDA_TILE_TOKENS);
+        far = far || k > PREFILL_NEAR || (sees[row] && k < -PREFILL_NEAR && r.base[row] < PREFILL_BASE_LOW);
+    }
+    if (__any_sync(FULL_WARP, far)) {
+        prefill_far(s, v, mask, r, most, steps, factor,
+                    [&](int32_t(&again)[64]) { prefill_rescore<KD>(again, q, image); });
+    } else {
+        prefill_near<KD>(s, v, r, sees, most, steps, factor,
+                         [&](int row, uint32_t token) { return prefill_score<KD>(q, image, row, token); });
+    }
+    if (__any_sync(FULL_WARP, factor[0] != 1.0f || factor[1] != 1.0f)) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            o[i] *= factor[i / 2 % 2];
+        }
+    }
+}
+
+/** A tile's scores to packed P, b and the parts of l. q is the image of the warp's query rows. */
+template <int KD, int VD, int N, typename Ready>
+CUDA_DEVICE void prefill_softmax(int32_t (&s)[64], const uint8_t *q, const uint8_t *image, const prefill_row *rows,
+                                 int32_t start, const uint32_t *table, prefill_rows &r, float (&o)[N],
+                                 uint32_t (&packed)[16], float (&b)[2], float (&l)[2], Ready ready)
+{
+    constexpr int32_t limit = (int32_t)NBL_REBASE * PREFILL_STEPS;
+    constexpr int32_t least = (int32_t)NBL_WEIGHT_MIN * PREFILL_STEPS;
+    const prefill_parameters v = prefill_parameters_of<KD, VD>(image);
+    const prefill_mask mask = prefill_mask_of(r, rows, start);
+    const float no_shift[2] = {0.0f, 0.0f};
+    int32_t most[2], steps[2];
+    bool unusual = false;
+    prefill_grid_logits<false>(s, v, mask, r, no_shift);
+    prefill_most(s, most);
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+        const int32_t k = prefill_steps(most[row]);
+        steps[row] = k - r.base[row];
+        unusual = unusual || steps[row] > limit || k > PREFILL_NEAR || r.base[row] < PREFILL_BASE_LOW;
+    }
+    if (__any_sync(FULL_WARP, unusual)) {
+        prefill_unusual<KD>(s, v, mask, r, o, most, steps, q, image);
+    }
+    float top[2];
+#pragma unroll
+    for (int row = 0; row < 2; ++row) { /* all weights of a row that is left out are 0 */
+        b[row] = prefill_tile_weight(steps[row], table);
+        top[row] = steps[row] < least ? INFINITY : __int_as_float(most[row]);
+    }
+    prefill_weigh(s, v, top, packed, l, ready);
+}
+
+/** O = fma(float(A), b, O) (NUM 5.4). */
+template <int N> CUDA_DEVICE void prefill_add_tile(const int32_t (&a)[N], const float (&b)[2], float (&o)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        o[i] = nbl_fma((float)a[i], b[i / 2 % 2], o[i]);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ chunks */
+
+/** O of the chunks before, four numbers at a time: [N / 4] places, `stride` apart; the thread's own. */
+struct prefill_total {
+    float4 *o;
+    uint32_t stride;
+};
+
+/** Head of the state of a row after the chunk (NUM 5.6). */
+CUDA_DEVICE nbl_state_head prefill_chunk_head(const prefill_rows &r, int row, float offset)
+{
+    nbl_state_head head = {(float)(r.base[row] / PREFILL_STEPS), r.sum[row], offset, 0.0f};
+    return r.sum[row] == 0.0f ? nbl_state_empty(offset) : head;
+}
+
+/** Merges the chunk into the rows' totals: the heads in `rows`, O in o (NUM 5.6). O of an empty state is -0 here, which
+ *  is neutral. */
+template <int N>
+CUDA_DEVICE void prefill_merge_chunk(const prefill_rows &r, prefill_row *rows, const prefill_total &total,
+                                     float (&o)[N])
+{
+    const uint32_t thread = ptx_thread();
+    uint32_t g = thread % 32u / PREFILL_LANES;
+    nbl_merge_scale scale[2];
+    bool left_empty[2], right_empty[2];
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+        prefill_row &at = rows[g + 8u * row];
+        nbl_state_head left = {at.base, at.sum, 0.0f, 0.0f};
+        nbl_state_head right = prefill_chunk_head(r, row, 0.0f);
+        left_empty[row] = nbl_state_is_empty(&left);
+        right_empty[row] = nbl_state_is_empty(&right);
+        scale[row] = nbl_merge_scale_of(left.base, right.base); /* the factor of an empty state is 0 */
+        nbl_state_merge(&left, NULL, &right, NULL, 0);
+        __syncwarp();
+        if (thread % PREFILL_LANES == 0) {
+            at.base = left.base;
+            at.sum = left.sum;
+        }
+    }
+    __syncwarp();
+    if (__any_sync(FULL_WARP, right_empty[0] || right_empty[1])) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            o[i] = right_empty[i / 2 % 2] ? -0.0f : o[i];
+        }
+    }
+    if (__all_sync(FULL_WARP, left_empty[0] && left_empty[1])) {
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < N / 4; ++k) {
+        const float4 before = total.o[k * total.stride];
+        o[4 * k] = nbl_merge_element(before.x, o[4 * k], scale[0]);
+        o[4 * k + 1] = nbl_merge_element(before.y, o[4 * k + 1], scale[0]);
+        o[4 * k + 2] = nbl_merge_element(before.z, o[4 * k + 2], scale[1]);
+        o[4 * k + 3] = nbl_merge_element(before.w, o[4 * k + 3], scale[1]);
+    }
+}
+
+template <int N> CUDA_DEVICE void prefill_keep_total(const prefill_total &total, const float (&o)[N])
+{
+#pragma unroll
+    for (int k = 0; k < N / 4; ++k) {
+        total.o[k * total.stride] = make_float4(o[4 * k], o[4 * k + 1], o[4 * k + 2], o[4 * k + 3]);
+    }
+}
+
+/** Split: the chunk's states to the workspace. */
+template <int N>
+CUDA_DEVICE void prefill_store_states(const attend_params &p, const prefill_item &it, const prefill_rows &r,
+                                      const prefill_row *rows, uint32_t first_row, const float (&o)[N])
+{
+    const uint32_t thread = ptx_thread();
+    uint32_t g = thread % 32u / PREFILL_LANES, t = thread % PREFILL_LANES;
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+        uint32_t i = g + 8u * row;
+        const prefill_row &at = rows[i];
+        if (first_row + i >= it.rows) {
+            continue;
+        }
+        uint64_t index = (uint64_t)at.token * p.q_heads + at.head;
+        float *state = p.states + (index * p.chunks + it.chunk) * p.state_floats;
+        nbl_state_head head = prefill_chunk_head(r, row, at.offset);
+        if (t == 0) {
+            *(float4 *)(void *)state = make_float4(head.base, head.sum, head.offset, 0.0f);
+        }
+#pragma unroll
+        for (int k = 0; k < N / 8; ++k) {
+            uint32_t element = N / 2 * t + 4 * k;
+            if (element < p.v_dim_padded) {
+                float4 x = make_float4(o[8 * k + 2 * row], o[8 * k + 2 * row + 1], o[8 * k + 4 + 2 * row],
+                                       o[8 * k + 4 + 2 * row + 1]);
+                x = nbl_state_is_empty(&head) ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : x;
+                *(float4 *)(void *)(state + CUDA_STATE_HEAD_FLOATS + element) = x;
+            }
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ output */
+
+/** Undoes v_hadamard on a row of N / 2 elements a thread (NUM 5.7, 4.1). */
+template <int SHARE> CUDA_DEVICE void prefill_hadamard_undo(float (&y)[SHARE], uint32_t n)
+{
+#pragma unroll
+    for (uint32_t h = 1; h < SHARE; h *= 2u) {
+        if (h < n) {
+#pragma unroll
+            for (uint32_t i = 0; i < SHARE; ++i) {
+                if ((i & h) == 0) {
+                    float low = y[i], high = y[i + h];
+                    y[i] = low + high;
+                    y[i + h] = low - high;
+                }
+            }
+        }
+    }
+    for (uint32_t h = SHARE; h < n; h *= 2u) {
+        bool is_high = (threadIdx.x % PREFILL_LANES & h / SHARE) != 0;
+#pragma unroll
+        for (uint32_t i = 0; i < SHARE; ++i) {
+            float other = __shfl_xor_sync(FULL_WARP, y[i], (int)(h / SHARE));
+            y[i] = is_high ? other - y[i] : y[i] + other;
+        }
+    }
+    float inverse = nbl_pow2(-nbl_log2_of(n));
+#pragma unroll
+    for (uint32_t i = 0; i < SHARE; ++i) {
+        y[i] *= inverse;
+    }
+}
+
+/** Writes the thread's elements of a row, where 16 bytes at a time can be. */
+template <int SHARE>
+CUDA_DEVICE void prefill_write_halves(uint8_t *at, uint32_t count, bool bf16, const float (&y)[SHARE])
+{
+#pragma unroll
+    for (uint32_t k = 0; k < SHARE / 8u; ++k) {
+        uint32_t words[4];
+#pragma unroll
+        for (uint32_t i = 0; i < 4u; ++i) {
+            const float low = y[8u * k + 2u * i], high = y[8u * k + 2u * i + 1u];
+            words[i] = bf16 ? ptx_cvt_bf16x2(high, low) : ptx_cvt_f16x2(high, low);
+        }
+        if (8u * k < count) { /* dimensions are multiples of 8 */
+            *(uint4 *)(void *)(at + 16u * k) = make_uint4(words[0], words[1], words[2], words[3]);
+        }
+    }
+}
+
+/** Writes the thread's elements of a row. */
+template <int SHARE> CUDA_DEVICE void prefill_write_o(const finish_target &to, const float (&y)[SHARE])
+{
+    const uint32_t first = SHARE * (threadIdx.x % PREFILL_LANES);
+    const uint32_t count = to.dim > first ? to.dim - first : 0u;
+    uint8_t *at = to.o + (int64_t)first * to.o_stride;
+    if (to.o_dtype != NBL_F32 && to.o_stride == 2 && ((uint64_t)at & 15u) == 0) {
+        prefill_write_halves(at, count, to.o_dtype == NBL_BF16, y);
+        return;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < SHARE; ++i) {
+        if (i < count) {
+            cuda_element_write(at + (int64_t)i * to.o_stride, to.o_dtype, y[i]);
+        }
+    }
+}
+
+/** From the rows' totals, O being in o, to O and LSE (NUM 5.7). */
+template <int N>
+CUDA_DEVICE void prefill_finish(const attend_params &p, const prefill_item &it, const prefill_row *rows,
+                                uint32_t first_row, const float (&o)[N])
+{
+    const uint32_t thread = ptx_thread();
+    uint32_t g = thread % 32u / PREFILL_LANES, t = thread % PREFILL_LANES;
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+        const prefill_row &at = rows[g + 8u * row];
+        bool is_there = first_row + g + 8u * row < it.rows;
+        finish_target to = finish_target_of(&p, at.token, at.head);
+        nbl_state_head head = {at.base, at.sum, at.offset, 0.0f};
+        float factor = 1.0f; /* of O for the sink, a power of two; then that of the output */
+        float inverse = 1.0f;
+        if (to.sink != NULL) {
+            nbl_state_add_sink(&head, &factor, 1, *to.sink);
+        }
+        nbl_state_output(&head, &inverse, 1, 0);
+        bool is_empty = at.sum == 0.0f || head.sum < 0x1p-126f; /* O of an empty state is 0, with a sink too */
+        float y[N / 2];
+#pragma unroll
+        for (int i = 0; i < N / 4; ++i) {
+            y[2 * i] = o[4 * i + 2 * row] * factor * inverse;
+            y[2 * i + 1] = o[4 * i + 2 * row + 1] * factor * inverse;
+        }
+        if (p.v_hadamard != 0) {
+            prefill_hadamard_undo(y, p.v_hadamard);
+        }
+#pragma unroll
+        for (int i = 0; i < N / 2; ++i) {
+            y[i] = is_empty ? 0.0f : y[i];
+        }
+        if (is_there && to.lse != NULL && t == 0) {
+            *to.lse = nbl_state_lse(&head, to.lse_base2);
+        }
+        if (is_there && to.o != NULL) {
+            prefill_write_o(to, y);
+        }
+    }
+}
+
+#endif
