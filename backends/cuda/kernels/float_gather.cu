@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file float_gather.cu
- * @brief gather from pools of the float core: stored vectors back to numbers (NUM 4.4, 6.7). A team of Dp/16 threads per
- * vector, as in float_append.cu.
+ * @brief gather from pools of the float core: stored vectors back to numbers (NUM 4.4, 6.7). A team of Dp/16 threads
+ * per vector, as in float_append.cu.
  */
 #include "../ops.h"
 #include "../tile/float16.cuh"
