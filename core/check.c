@@ -54,8 +54,11 @@ nbl_status nbl_format_check(const char *prefix, const char *field, uint32_t form
 {
     if (nbl_layout_code_bits(format) != 0)
         return NBL_OK;
-    return NBL_REFUSE(err, NBL_E_INVALID, "%s%s is %u (allowed: %d int8, %d mxfp4, %d mxfp4_16, %d int4p)", prefix,
-                      field, format, NBL_INT8, NBL_MXFP4, NBL_MXFP4_16, NBL_INT4P);
+    return NBL_REFUSE(err, NBL_E_INVALID,
+                      "%s%s is %u (allowed: %d int8, %d mxfp4, %d mxfp4_16, %d int4p, %d bf16, %d fp16, %d fp8_e4m3, "
+                      "%d nvfp4)",
+                      prefix, field, format, NBL_INT8, NBL_MXFP4, NBL_MXFP4_16, NBL_INT4P, NBL_FORMAT_BF16,
+                      NBL_FORMAT_FP16, NBL_FP8_E4M3, NBL_NVFP4);
 }
 
 nbl_status nbl_hadamard_check(const char *prefix, const char *field, uint32_t block, uint32_t dim, nbl_error *err)

@@ -10,7 +10,7 @@ enum { SIM_THREADS_MAX = 1024 };
 static const char *const variables[NBL_ENV_COUNT] = {
     [NBL_ENV_BACKEND] = "NIBBLE_BACKEND", [NBL_ENV_BACKEND_DIR] = "NIBBLE_BACKEND_DIR",
     [NBL_ENV_LOG] = "NIBBLE_LOG",         [NBL_ENV_SIM_THREADS] = "NIBBLE_SIM_THREADS",
-    [NBL_ENV_SIM_ISA] = "NIBBLE_SIM_ISA",
+    [NBL_ENV_SIM_ISA] = "NIBBLE_SIM_ISA", [NBL_ENV_SIM_PROFILE] = "NIBBLE_SIM_PROFILE",
 };
 
 const char *nbl_env_variable(uint32_t name)
@@ -87,6 +87,15 @@ static nbl_status parse_isa(const char *value, const char **out_isa, nbl_error *
     return NBL_OK;
 }
 
+static nbl_status parse_profile(const char *value, const char **out_profile, nbl_error *err)
+{
+    static const char *const profiles[] = {"sm_80", "sm_89", "sm_90", "sm_100", "sm_120", NULL};
+    if (index_of(value, profiles) < 0)
+        return refuse(NBL_ENV_SIM_PROFILE, value, "sm_80, sm_89, sm_90, sm_100, sm_120", err);
+    *out_profile = value;
+    return NBL_OK;
+}
+
 nbl_status nbl_env_parse(const nbl_env *env, nbl_env_settings *out_settings, nbl_error *err)
 {
     nbl_env_settings settings = {.log_level = NBL_LOG_ERROR};
@@ -97,6 +106,8 @@ nbl_status nbl_env_parse(const nbl_env *env, nbl_env_settings *out_settings, nbl
         status = parse_threads(env->value[NBL_ENV_SIM_THREADS], &settings.sim_threads, err);
     if (status == NBL_OK && env->value[NBL_ENV_SIM_ISA])
         status = parse_isa(env->value[NBL_ENV_SIM_ISA], &settings.sim_isa, err);
+    if (status == NBL_OK && env->value[NBL_ENV_SIM_PROFILE])
+        status = parse_profile(env->value[NBL_ENV_SIM_PROFILE], &settings.sim_profile, err);
     if (status == NBL_OK)
         *out_settings = settings;
     return status;

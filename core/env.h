@@ -14,6 +14,7 @@ enum nbl_env_name {
     NBL_ENV_LOG,
     NBL_ENV_SIM_THREADS,
     NBL_ENV_SIM_ISA,
+    NBL_ENV_SIM_PROFILE,
     NBL_ENV_COUNT
 };
 
@@ -36,12 +37,13 @@ nbl_status nbl_env_read(const nbl_env **out_env, nbl_error *err);
 
 /** What the variables other than the two that choose a backend say. */
 typedef struct nbl_env_settings {
-    uint32_t log_level;   /**< enum nbl_log_level */
-    uint32_t sim_threads; /**< 0: not set */
-    const char *sim_isa;  /**< NULL: not set */
+    uint32_t log_level;      /**< enum nbl_log_level */
+    uint32_t sim_threads;    /**< 0: not set */
+    const char *sim_isa;     /**< NULL: not set */
+    const char *sim_profile; /**< NULL: not set */
 } nbl_env_settings;
 
-/** Parses NIBBLE_LOG, NIBBLE_SIM_THREADS and NIBBLE_SIM_ISA.
+/** Parses NIBBLE_LOG, NIBBLE_SIM_THREADS, NIBBLE_SIM_ISA and NIBBLE_SIM_PROFILE.
  * @retval NBL_E_ENV  a value that is not allowed; err names variable, value and the allowed ones
  */
 nbl_status nbl_env_parse(const nbl_env *env, nbl_env_settings *out_settings, nbl_error *err);

@@ -32,8 +32,10 @@ nbl_status nbl_shape_check(const nbl_kv_shape *shape, const char *prefix, nbl_er
     NBL_TRY(nbl_value_check(prefix, "page_tokens", shape->page_tokens, 1, NBL_PAGE_TOKENS_MAX, err));
     NBL_TRY(nbl_hadamard_check(prefix, "k_hadamard", shape->k_hadamard, shape->k_dim, err));
     NBL_TRY(nbl_hadamard_check(prefix, "v_hadamard", shape->v_hadamard, shape->v_dim, err));
-    NBL_TRY(nbl_value_check(prefix, "k_scale_rule", shape->k_scale_rule, NBL_RULE_DEFAULT, NBL_RULE_MSE, err));
-    NBL_TRY(nbl_value_check(prefix, "v_scale_rule", shape->v_scale_rule, NBL_RULE_DEFAULT, NBL_RULE_MSE, err));
+    NBL_TRY(
+        nbl_value_check(prefix, "k_scale_rule", shape->k_scale_rule, NBL_RULE_DEFAULT, NBL_RULE_FOUR_OVER_SIX, err));
+    NBL_TRY(
+        nbl_value_check(prefix, "v_scale_rule", shape->v_scale_rule, NBL_RULE_DEFAULT, NBL_RULE_FOUR_OVER_SIX, err));
     return nbl_value_check(prefix, "centering", shape->centering, 0, NBL_CENTERING_ALL, err);
 }
 
@@ -81,6 +83,8 @@ static nbl_status alignment_check(const char *prefix, const char *pool, const ch
 static nbl_status family_check(const family *f, const char *prefix, const char *pool, nbl_error *err)
 {
     uint64_t span;
+    if (f->block_bytes == 0) /* scales of formats that have none: neither address nor strides are looked at */
+        return NBL_OK;
     if (f->begin == 0)
         return NBL_REFUSE(err, NBL_E_INVALID, "%s%ss is NULL", prefix, pool);
     NBL_TRY(alignment_check(prefix, pool, "s", f->begin, err));
@@ -107,6 +111,15 @@ static nbl_status region_check(const nbl_region *region, const nbl_kv_shape *sha
     const family codes = family_codes(region, shape), scales = family_scales(region, shape);
     NBL_TRY(family_check(&codes, prefix, "code", err));
     return family_check(&scales, prefix, "scale", err);
+}
+
+/* Gives a region without scales an address that nobody reads, so that backends need no special case. */
+static void region_settle(nbl_region *region, const nbl_kv_shape *shape)
+{
+    if (nbl_layout_page(shape, region->k_format, region->v_format).scale_page_bytes == 0) {
+        region->scales = region->codes;
+        region->scale_page_stride = region->scale_layer_stride = 0;
+    }
 }
 
 /* ------------------------------------------------------------------------------------------------ between regions */
@@ -162,10 +175,46 @@ static nbl_status families_check(const nbl_pool_copy *copy, const char *prefix, 
             const nbl_region *a = &copy->regions[j / 2u], *b = &copy->regions[i / 2u];
             const family left = j % 2u == 0 ? family_codes(a, &copy->shape) : family_scales(a, &copy->shape);
             const family right = i % 2u == 0 ? family_codes(b, &copy->shape) : family_scales(b, &copy->shape);
-            if (!families_disjoint(left, right))
+            if (left.block_bytes != 0 && right.block_bytes != 0 && !families_disjoint(left, right))
                 return NBL_REFUSE(err, NBL_E_OVERLAP, "%sregions[%u].%s overlap %sregions[%u].%s", prefix, i / 2u,
                                   i % 2u == 0 ? "codes" : "scales", prefix, j / 2u, j % 2u == 0 ? "codes" : "scales");
         }
+    }
+    return NBL_OK;
+}
+
+/* A pool in which one side is fp16 in some regions only has no operand type for it (NUM 6.1). */
+static nbl_status fp16_check(const nbl_pool_copy *copy, const char *prefix, nbl_error *err)
+{
+    const nbl_region *first = &copy->regions[0];
+    for (uint32_t i = 1; i < copy->pool.region_count; ++i) {
+        const nbl_region *region = &copy->regions[i];
+        const bool k_differs = (region->k_format == NBL_FORMAT_FP16) != (first->k_format == NBL_FORMAT_FP16);
+        const bool v_differs = (region->v_format == NBL_FORMAT_FP16) != (first->v_format == NBL_FORMAT_FP16);
+        if (k_differs || v_differs)
+            return NBL_REFUSE(err, NBL_E_INVALID,
+                              "%sregions[%u].%c_format is %u, %sregions[0].%c_format is %u (allowed: fp16 in all "
+                              "regions or in none)",
+                              prefix, i, k_differs ? 'k' : 'v', k_differs ? region->k_format : region->v_format, prefix,
+                              k_differs ? 'k' : 'v', k_differs ? first->k_format : first->v_format);
+    }
+    return NBL_OK;
+}
+
+/* The integer core has exponents of its own and no use for a scale. */
+static nbl_status scales_check(const nbl_pool_copy *copy, const char *prefix, nbl_error *err)
+{
+    const struct {
+        const char *field;
+        const float *scale;
+    } scales[] = {{"k_scale", copy->pool.k_scale}, {"v_scale", copy->pool.v_scale}};
+    for (size_t i = 0; i < sizeof scales / sizeof scales[0]; ++i) {
+        char text[PREFIX_BYTES];
+        snprintf(text, sizeof text, "%s%s", prefix, scales[i].field);
+        if (scales[i].scale != NULL && !nbl_layout_pool_is_float(&copy->pool))
+            return NBL_REFUSE(err, NBL_E_INVALID, "%s is %p (allowed: NULL, in a pool without a float format)", text,
+                              (const void *)scales[i].scale);
+        NBL_TRY(nbl_pointer_check(text, scales[i].scale, 0, (uint32_t) _Alignof(float), err));
     }
     return NBL_OK;
 }
@@ -193,7 +242,10 @@ nbl_status nbl_pool_in(nbl_pool_copy *out, const nbl_pool *pool, const char *pre
         snprintf(text, sizeof text, "%sregions[%u].", prefix, i);
         NBL_TRY(region_check(&out->regions[i], &out->shape, text, next_page, err));
         next_page = (uint64_t)out->regions[i].first_page + out->regions[i].page_count;
+        region_settle(&out->regions[i], &out->shape);
     }
+    NBL_TRY(fp16_check(out, prefix, err));
+    NBL_TRY(scales_check(out, prefix, err));
     return families_check(out, prefix, err);
 }
 
@@ -210,6 +262,7 @@ void nbl_pool_extents(const nbl_pool_copy *copy, const char *prefix, bool writte
         const family codes = family_codes(&copy->regions[i], &copy->shape);
         const family scales = family_scales(&copy->regions[i], &copy->shape);
         family_add(&codes, prefix, "codes", i, written, extents);
-        family_add(&scales, prefix, "scales", i, written, extents);
+        if (scales.block_bytes != 0)
+            family_add(&scales, prefix, "scales", i, written, extents);
     }
 }

@@ -248,6 +248,11 @@ static void apply_settings(const nbl_runtime *runtime, nbl_device_options *optio
         options->threads = settings->sim_threads;
     if (settings->sim_isa)
         options->isa = settings->sim_isa;
+    if (settings->sim_profile && options->profile && strcmp(options->profile, settings->sim_profile) != 0)
+        nbl_log(&runtime->sink, NBL_LOG_INFO, "NIBBLE_SIM_PROFILE \"%s\" goes before the caller's choice \"%s\"",
+                settings->sim_profile, options->profile);
+    if (settings->sim_profile)
+        options->profile = settings->sim_profile;
 }
 
 /* Opens a device of the candidate in use. err is complete and empty. */

@@ -5,6 +5,8 @@
  */
 #include "validate.h"
 
+#include "num/layout.h"
+
 #define WINDOW_FLAGS (NBL_ATTEND_WINDOW_LEFT | NBL_ATTEND_WINDOW_RIGHT)
 #define SM_SCALE_MIN 0x1p-24f
 #define SM_SCALE_MAX 0x1p16f
@@ -55,12 +57,29 @@ static nbl_status tree_check(const nbl_attend_args *a, nbl_error *err)
                            UINT32_MAX, err);
 }
 
+/* The Blackwell core takes one format of K and fp8 V (NUM 7). */
+static nbl_status fp4_check(const nbl_attend_call *call, nbl_error *err)
+{
+    const nbl_pool *pool = &call->pool.pool;
+    for (uint32_t i = 0; call->args.q_format == NBL_Q_FP4 && i < pool->region_count; ++i) {
+        const nbl_region *region = &pool->regions[i];
+        if (!nbl_layout_is_fp4(region->k_format, region->v_format) || region->k_format != pool->regions[0].k_format)
+            return NBL_REFUSE(
+                err, NBL_E_INVALID,
+                "q_format is %u with pool.regions[%u] of formats %u and %u (needed: K nvfp4 in all regions "
+                "or mxfp4 in all, V fp8_e4m3)",
+                call->args.q_format, i, region->k_format, region->v_format);
+    }
+    return NBL_OK;
+}
+
 static nbl_status scalars_check(const nbl_attend_call *call, nbl_error *err)
 {
     const nbl_attend_args *a = &call->args;
     NBL_TRY(nbl_flags_check(a->flags, NBL_ATTEND_FLAGS_ALL, "nbl_attend_args", err));
     NBL_TRY(nbl_index_check("layer", a->layer, call->pool.shape.layers, err));
-    NBL_TRY(nbl_value_check("", "q_format", a->q_format, NBL_Q_DEFAULT, NBL_Q4, err));
+    NBL_TRY(nbl_value_check("", "q_format", a->q_format, NBL_Q_DEFAULT, NBL_Q_FP4, err));
+    NBL_TRY(fp4_check(call, err));
     if (a->q_heads == 0 || a->q_heads % call->pool.shape.kv_heads != 0)
         return NBL_REFUSE(err, NBL_E_INVALID, "q_heads is %u (allowed: multiples of kv_heads %u, from %u)", a->q_heads,
                           call->pool.shape.kv_heads, call->pool.shape.kv_heads);

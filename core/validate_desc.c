@@ -5,6 +5,8 @@
  */
 #include "validate.h"
 
+#include "num/layout.h"
+
 static nbl_status formats_check(const nbl_op_desc *d, nbl_error *err)
 {
     if (d->op == NBL_OP_MERGE)
@@ -58,12 +60,16 @@ nbl_status nbl_desc_in(nbl_desc_copy *copy, const nbl_op_desc *desc, nbl_error *
     NBL_TRY(nbl_shape_in(&copy->shape, d->shape, "shape.", err));
     d->shape = &copy->shape;
     NBL_TRY(formats_check(d, err));
-    NBL_TRY(nbl_value_check("", "q_format", d->q_format, NBL_Q_DEFAULT, NBL_Q4, err));
+    NBL_TRY(nbl_value_check("", "q_format", d->q_format, NBL_Q_DEFAULT, NBL_Q_FP4, err));
     NBL_TRY(heads_check(d, err));
     NBL_TRY(dtype_check("in_dtype", d->in_dtype, d->op == NBL_OP_APPEND || d->op == NBL_OP_ATTEND, err));
     NBL_TRY(dtype_check("out_dtype", d->out_dtype, d->op == NBL_OP_GATHER, err));
     NBL_TRY(features_check(d, err));
     NBL_TRY(nbl_value_check("", "q_tokens_max", d->q_tokens_max, 0, NBL_CALL_TOKENS_MAX, err));
     NBL_TRY(nbl_value_check("", "q_len_max", d->q_len_max, 0, NBL_KV_TOKENS_MAX, err));
+    if (d->op == NBL_OP_ATTEND && d->q_format == NBL_Q_FP4 && !nbl_layout_is_fp4(d->k_format, d->v_format))
+        return NBL_REFUSE(err, NBL_E_INVALID,
+                          "q_format is %u with formats %u and %u (needed: K nvfp4 or mxfp4, V fp8_e4m3)", d->q_format,
+                          d->k_format, d->v_format);
     return nbl_value_check("", "kv_len_max", d->kv_len_max, 0, NBL_KV_TOKENS_MAX, err);
 }

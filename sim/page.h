@@ -6,7 +6,7 @@
 #ifndef SIM_PAGE_H
 #define SIM_PAGE_H
 
-#include "block.h"
+#include "float_format.h"
 
 /** A head's part of one page, K or V. */
 typedef struct sim_part {
@@ -41,6 +41,13 @@ static inline sim_part sim_part_at(const nbl_pool *pool, uint32_t layer, uint32_
     return sim_part_in(pool->shape, region, &layout, layer, page, kind, head);
 }
 
+/** Scale of a head of a layer (NUM 6.7). */
+static inline float sim_scale_of(const nbl_pool *pool, enum nbl_kind kind, uint32_t layer, uint32_t head)
+{
+    return nbl_head_scale(kind == NBL_KIND_K ? pool->k_scale : pool->v_scale,
+                          (uint64_t)layer * pool->shape->kv_heads + head);
+}
+
 static inline uint64_t sim_code_byte(const sim_part *part, uint32_t token, uint32_t d)
 {
     return part->kind == NBL_KIND_K ? nbl_layout_k_code_byte(part->format, part->dim, part->page_tokens, token, d)
@@ -53,7 +60,7 @@ static inline uint32_t sim_nibble_distance(enum nbl_kind kind)
     return kind == NBL_KIND_K ? 4u : 16u;
 }
 
-/** 1 if element d is the low one of its byte (always, for int8). */
+/** 1 if element d is the low one of its byte (always, for 8 bits). */
 static inline int sim_is_low(const sim_part *part, uint32_t d)
 {
     uint32_t shift =
@@ -67,7 +74,7 @@ static inline void sim_part_store_k(const sim_part *part, uint32_t token, const 
     uint32_t step = nbl_layout_group_width(part->page_tokens, token, NBL_LAYOUT_K_GROUP_TOKENS) * 4u;
     uint32_t padded = nbl_layout_dim_padded(part->dim);
     uint8_t *to = part->codes + sim_code_byte(part, token, 0);
-    if (part->format == NBL_INT8) {
+    if (nbl_layout_code_bits(part->format) == 8u) {
         for (uint32_t d = 0; d < padded; d += 4u, to += step) {
             memcpy(to, v->codes + d, 4u);
         }
@@ -88,7 +95,7 @@ static inline void sim_part_store_v(const sim_part *part, uint32_t token, const 
     uint32_t step = nbl_layout_group_width(part->page_tokens, token, NBL_LAYOUT_V_GROUP_TOKENS);
     uint32_t padded = nbl_layout_dim_padded(part->dim);
     uint8_t *to = part->codes + sim_code_byte(part, token, 0);
-    if (part->format == NBL_INT8) {
+    if (nbl_layout_code_bits(part->format) == 8u) {
         for (uint32_t d = 0; d < padded; ++d, to += step) {
             *to = v->codes[d];
         }
@@ -101,10 +108,20 @@ static inline void sim_part_store_v(const sim_part *part, uint32_t token, const 
     }
 }
 
+/** 16-bit codes, K and V alike: units of 8 elements, a group's width apart (F3). */
+static inline void sim_part_store_halves(const sim_part *part, uint32_t token, const nbl_vector *v)
+{
+    for (uint32_t d = 0; d < nbl_layout_dim_padded(part->dim); d += 8u) {
+        memcpy(part->codes + sim_code_byte(part, token, d), v->halves + d, 16u);
+    }
+}
+
 /** Writes a vector into a slot of the page; touches no byte of another token. */
 static inline void sim_part_store(const sim_part *part, uint32_t token, const nbl_vector *v)
 {
-    if (part->kind == NBL_KIND_K) {
+    if (nbl_layout_code_bits(part->format) == 16u) {
+        sim_part_store_halves(part, token, v);
+    } else if (part->kind == NBL_KIND_K) {
         sim_part_store_k(part, token, v);
     } else {
         sim_part_store_v(part, token, v);
@@ -118,12 +135,16 @@ static inline void sim_part_store(const sim_part *part, uint32_t token, const nb
 static inline void sim_part_load(const sim_part *part, uint32_t token, nbl_vector *v)
 {
     uint32_t padded = nbl_layout_dim_padded(part->dim);
+    uint32_t bits = nbl_layout_code_bits(part->format);
     v->format = part->format;
     v->dim = part->dim;
-    for (uint32_t d = 0; d < padded; ++d) {
+    for (uint32_t d = 0; bits == 16u && d < padded; d += 8u) {
+        memcpy(v->halves + d, part->codes + sim_code_byte(part, token, d), 16u);
+    }
+    for (uint32_t d = 0; bits != 16u && d < padded; ++d) {
         if (sim_is_low(part, d)) {
             uint8_t byte = part->codes[sim_code_byte(part, token, d)];
-            if (part->format == NBL_INT8) {
+            if (bits == 8u) {
                 v->codes[d] = byte;
             } else {
                 v->codes[d] = byte & 15u;

@@ -5,6 +5,8 @@
  */
 #include "sim.h"
 
+#include "mma_model.h"
+
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -93,6 +95,19 @@ static const char *list_isas(char *text, size_t size)
     return text;
 }
 
+/* Profile of a name, that of NULL or "" being sm_90; NBL_MMA_PROFILES if there is none. */
+static uint32_t profile_find(const char *name)
+{
+    if (name == NULL || name[0] == '\0') {
+        return NBL_MMA_SM_90;
+    }
+    uint32_t profile = 0;
+    while (profile < NBL_MMA_PROFILES && strcmp(name, nbl_mma_profile_name(profile)) != 0) {
+        profile++;
+    }
+    return profile;
+}
+
 static nbl_status device_open(const nbl_device_options *options, nbl_device **out_device, nbl_error *err)
 {
     if (options->ordinal != 0) {
@@ -107,12 +122,18 @@ static nbl_status device_open(const nbl_device_options *options, nbl_device **ou
         return sim_fail(err, NBL_E_INVALID, "sim: isa is \"%s\" (allowed on this CPU: %s)", options->isa,
                         list_isas(allowed, sizeof allowed));
     }
+    uint32_t profile = profile_find(options->profile);
+    if (profile == NBL_MMA_PROFILES) {
+        return sim_fail(err, NBL_E_INVALID, "sim: profile is \"%s\" (allowed: sm_80, sm_89, sm_90, sm_100, sm_120)",
+                        options->profile);
+    }
     nbl_device *device = sim_alloc(sizeof *device);
     if (device == NULL) {
         return sim_fail(err, NBL_E_NO_MEMORY, "sim: no memory for the device");
     }
     uint32_t threads = options->threads != 0 ? options->threads : usable_cpus();
     device->isa = isa;
+    device->profile = profile;
     device->scratch = sim_alloc(threads * sim_attend_scratch_bytes());
     device->team = device->scratch != NULL ? sim_team_open(threads) : NULL;
     if (device->team == NULL) {
@@ -135,7 +156,8 @@ static nbl_status caps(nbl_device *device, nbl_caps *out_caps, nbl_error *err)
 {
     (void)err;
     nbl_caps c = NBL_INIT(nbl_caps);
-    c.formats = 1u << NBL_INT8 | 1u << NBL_MXFP4 | 1u << NBL_MXFP4_16 | 1u << NBL_INT4P;
+    c.formats = 1u << NBL_INT8 | 1u << NBL_MXFP4 | 1u << NBL_MXFP4_16 | 1u << NBL_INT4P | 1u << NBL_FORMAT_BF16 |
+                1u << NBL_FORMAT_FP16 | 1u << NBL_FP8_E4M3 | 1u << NBL_NVFP4;
     c.k_dim_max = NBL_K_DIM_MAX;
     c.v_dim_max = NBL_V_DIM_MAX;
     c.page_tokens_max = NBL_PAGE_TOKENS_MAX;

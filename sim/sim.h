@@ -25,6 +25,7 @@
 struct nbl_device {
     sim_team *team;
     const sim_isa *isa;
+    uint32_t profile; /**< enum nbl_mma_profile, of the float core */
     uint8_t *scratch; /**< sim_attend_scratch_bytes for each thread; only what a call uses is ever touched */
 };
 

@@ -13,14 +13,35 @@
 
 _Static_assert(sizeof(cuda_sequence) == 16 && sizeof(cuda_query) == 16, "select.c knows these sizes");
 
+/* What the float core's kernel cannot do, and the Blackwell core, which has none. */
+static nbl_status check_core(const nbl_device *device, const nbl_kv_shape *shape, int is_float, uint32_t q_format,
+                             nbl_error *err)
+{
+    if (q_format == NBL_Q_FP4) {
+        return cuda_fail(err, NBL_E_UNSUPPORTED, "cuda: q_format %u (the Blackwell core) has no kernel yet; sim has it",
+                         q_format);
+    }
+    const uint64_t bytes = nbl_cuda_float_shared_bytes(shape->k_dim, shape->v_dim);
+    if (is_float && bytes > device->shared_bytes) {
+        return cuda_fail(err, NBL_E_UNSUPPORTED,
+                         "cuda: float formats with k_dim %u and v_dim %u need %llu bytes of shared memory, a block of "
+                         "this GPU has %u",
+                         shape->k_dim, shape->v_dim, (unsigned long long)bytes, device->shared_bytes);
+    }
+    return NBL_OK;
+}
+
 nbl_status cuda_supports(nbl_device *device, const nbl_op_desc *op, nbl_error *err)
 {
-    (void)device;
     if (op->op < NBL_OP_APPEND || op->op > NBL_OP_MERGE) {
         return cuda_fail(err, NBL_E_UNSUPPORTED, "cuda: op %u is unknown", op->op);
     }
     if (op->features & ~NBL_FEATURES_ALL) {
         return cuda_fail(err, NBL_E_UNSUPPORTED, "cuda: features 0x%x are unknown", op->features & ~NBL_FEATURES_ALL);
+    }
+    if (op->op == NBL_OP_ATTEND) {
+        const int is_float = nbl_layout_is_float(op->k_format) || nbl_layout_is_float(op->v_format);
+        return check_core(device, op->shape, is_float, op->q_format, err);
     }
     return NBL_OK;
 }
@@ -154,6 +175,9 @@ static attend_params params_of(const nbl_device *device, const nbl_attend_args *
     p.status = device->status_device;
     p.processors = device->processors;
     p.capability = device->capability;
+    p.is_float = (uint32_t)nbl_layout_pool_is_float(args->pool);
+    p.k_fp16 = args->pool->regions[0].k_format == NBL_FORMAT_FP16;
+    p.v_fp16 = args->pool->regions[0].v_format == NBL_FORMAT_FP16;
     p.shared_bytes = device->shared_bytes;
     p.tile_pages = CUDA_TILE_TOKENS / p.pages.page_tokens;
     p.tile_rest = CUDA_TILE_TOKENS % p.pages.page_tokens;
@@ -178,6 +202,9 @@ static nbl_status check_args(const nbl_device *device, const nbl_attend_args *ar
                                       {"workspace", args->workspace}};
     uint64_t rows = args->q.shape[0] * args->q_heads;
     nbl_status status = cuda_check_stream(device, args->stream, err);
+    if (status == NBL_OK) {
+        status = check_core(device, args->pool->shape, nbl_layout_pool_is_float(args->pool), args->q_format, err);
+    }
     status = status == NBL_OK ? cuda_check_memories(device, list, sizeof list / sizeof list[0], err) : status;
     status = status == NBL_OK ? cuda_check_centers(device, &args->centers, args->pool->shape, err) : status;
     status = status == NBL_OK ? cuda_check_pool(device, "pool", args->pool, err) : status;
@@ -197,6 +224,9 @@ typedef cudaError_t attend_kernel(const attend_params *p, cudaStream_t stream);
 /* The kernel of a call. A prefill with enough rows for the device is not split, unless states are wanted. */
 static attend_kernel *choose_kernel(attend_params *p, const attend_bounds *b)
 {
+    if (p->is_float) {
+        return nbl_cuda_attend_float;
+    }
     if (nbl_cuda_decode_supports(p)) {
         return nbl_cuda_attend_decode;
     }

@@ -55,6 +55,8 @@ typedef struct cuda_region {
 typedef struct cuda_pages {
     uint32_t region_count;
     uint32_t page_tokens;
+    const float *k_scale; /**< [Hk] of the layer, or NULL (NUM 6.7) */
+    const float *v_scale;
     cuda_region regions[NBL_REGIONS_MAX];
 } cuda_pages;
 
@@ -143,7 +145,7 @@ typedef struct attend_params {
     /* workspace, written by prepare */
     cuda_sequence *sequences; /**< [B] */
     cuda_query *queries;      /**< [Tq * Hq] */
-    int8_t *codes;            /**< [Tq * Hq, k_dim_padded], padding is 0 */
+    int8_t *codes;            /**< [Tq * Hq, k_dim_padded], padding is 0; of uint16_t in the float core */
     /* workspace, split calls: state of row r after the n-th chunk at states + (r * chunks + n) * state_floats:
      * {M, L, offset, 0}, O[0..v_dim_padded-1]. Written for every live chunk of every row of a good sequence, the empty
      * state {-inf, 0, offset, 0}, O = 0 included. Elements of O from v_dim on must be finite. */
@@ -164,6 +166,11 @@ typedef struct attend_params {
     uint32_t capability;   /**< 10 * major + minor of the compute capability */
     uint32_t shared_bytes; /**< of shared memory that a block may ask for */
     uint32_t layer;
+
+    /* the float core (NUM 6): queries are halves, in `codes` */
+    uint32_t is_float;
+    uint32_t k_fp16;     /**< 1: Q and K are fp16, 0: bf16 */
+    uint32_t v_fp16;     /**< the same of P and V */
     uint32_t tile_pages; /**< a tile is so many pages, */
     uint32_t tile_rest;  /**< and so many tokens more */
     uint32_t reserved;
@@ -177,6 +184,11 @@ cudaError_t nbl_cuda_attend_prepare(const attend_params *p, cudaStream_t stream)
 
 /** Any valid call (NUM 5); split or not. */
 cudaError_t nbl_cuda_attend_generic(const attend_params *p, cudaStream_t stream);
+
+/** Shared memory that a block of the float core's kernel needs for these dimensions. */
+uint64_t nbl_cuda_float_shared_bytes(uint32_t k_dim, uint32_t v_dim);
+/** Any valid call of the float core (NUM 6) that fits; split or not. */
+cudaError_t nbl_cuda_attend_float(const attend_params *p, cudaStream_t stream);
 
 /** Second half of a split call, and the empty states past the last chunk of any call. */
 cudaError_t nbl_cuda_attend_fold(const attend_params *p, cudaStream_t stream);

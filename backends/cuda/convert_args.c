@@ -53,6 +53,9 @@ cuda_pages cuda_pages_of(const nbl_pool *pool, uint32_t layer)
     memset(&out, 0, sizeof out);
     out.region_count = pool->region_count;
     out.page_tokens = pool->shape->page_tokens;
+    const uint64_t first = (uint64_t)layer * pool->shape->kv_heads;
+    out.k_scale = pool->k_scale != NULL ? pool->k_scale + first : NULL;
+    out.v_scale = pool->v_scale != NULL ? pool->v_scale + first : NULL;
     for (uint32_t i = 0; i < pool->region_count; ++i) {
         out.regions[i] = region_of(&pool->regions[i], pool->shape, layer);
     }

@@ -224,7 +224,8 @@ nbl_status cuda_device_caps(nbl_device *device, nbl_caps *out_caps, nbl_error *e
         return status;
     }
     nbl_caps c = NBL_INIT(nbl_caps);
-    c.formats = 1u << NBL_INT8 | 1u << NBL_MXFP4 | 1u << NBL_MXFP4_16 | 1u << NBL_INT4P;
+    c.formats = 1u << NBL_INT8 | 1u << NBL_MXFP4 | 1u << NBL_MXFP4_16 | 1u << NBL_INT4P | 1u << NBL_FORMAT_BF16 |
+                1u << NBL_FORMAT_FP16 | 1u << NBL_FP8_E4M3 | 1u << NBL_NVFP4;
     c.k_dim_max = NBL_K_DIM_MAX;
     c.v_dim_max = NBL_V_DIM_MAX;
     c.page_tokens_max = NBL_PAGE_TOKENS_MAX;

@@ -72,7 +72,11 @@ static nbl_status append(const nbl_device *device, const nbl_append_args *args, 
     if (p.centering && args->center_mode == NBL_CENTER_COMPUTE && p.batch > 0) {
         status = cuda_result(err, nbl_cuda_center_compute(&p, stream), "append, centres");
     }
-    return status == NBL_OK ? cuda_result(err, nbl_cuda_append(&p, stream), "append") : status;
+    if (status != NBL_OK) {
+        return status;
+    }
+    const int is_float = nbl_layout_pool_is_float(args->pool);
+    return cuda_result(err, (is_float ? nbl_cuda_float_append : nbl_cuda_append)(&p, stream), "append");
 }
 
 nbl_status cuda_append(nbl_device *device, const nbl_append_args *args, nbl_error *err)
@@ -137,7 +141,9 @@ static nbl_status gather(const nbl_device *device, const nbl_gather_args *args, 
         return status;
     }
     gather_params p = gather_params_of(device, args, (uint32_t)tokens);
-    return cuda_result(err, nbl_cuda_gather(&p, (cudaStream_t)args->stream.handle), "gather");
+    const int is_float = nbl_layout_pool_is_float(args->pool);
+    cudaStream_t stream = (cudaStream_t)args->stream.handle;
+    return cuda_result(err, (is_float ? nbl_cuda_float_gather : nbl_cuda_gather)(&p, stream), "gather");
 }
 
 nbl_status cuda_gather(nbl_device *device, const nbl_gather_args *args, nbl_error *err)
@@ -230,7 +236,9 @@ static nbl_status transcode(const nbl_device *device, const nbl_transcode_args *
     p.token_counts = args->token_counts;
     p.stats = args->stats;
     p.count = args->count;
-    return cuda_result(err, nbl_cuda_transcode(&p, (cudaStream_t)args->stream.handle), "transcode");
+    const int is_float = nbl_layout_pool_is_float(args->src_pool) || nbl_layout_pool_is_float(args->dst_pool);
+    cudaStream_t stream = (cudaStream_t)args->stream.handle;
+    return cuda_result(err, (is_float ? nbl_cuda_float_transcode : nbl_cuda_transcode)(&p, stream), "transcode");
 }
 
 nbl_status cuda_transcode(nbl_device *device, const nbl_transcode_args *args, nbl_error *err)

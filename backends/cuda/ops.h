@@ -41,6 +41,8 @@ typedef struct append_params {
 cudaError_t nbl_cuda_center_compute(const append_params *p, cudaStream_t stream);
 /** Transforms, quantizes and writes every token with a slot. */
 cudaError_t nbl_cuda_append(const append_params *p, cudaStream_t stream);
+/** The same for pools of any formats (NUM 6.1, 6.7). */
+cudaError_t nbl_cuda_float_append(const append_params *p, cudaStream_t stream);
 
 /** gather (NUM 4.4). */
 typedef struct gather_params {
@@ -63,6 +65,8 @@ typedef struct gather_params {
 } gather_params;
 
 cudaError_t nbl_cuda_gather(const gather_params *p, cudaStream_t stream);
+/** The same for pools of any formats. */
+cudaError_t nbl_cuda_float_gather(const gather_params *p, cudaStream_t stream);
 
 /** copy_pages and transcode: pages of the first layer, and the distance to the next one for each region. */
 typedef struct pages_params {
@@ -91,6 +95,8 @@ typedef struct pages_params {
 
 cudaError_t nbl_cuda_copy_pages(const pages_params *p, cudaStream_t stream);
 cudaError_t nbl_cuda_transcode(const pages_params *p, cudaStream_t stream);
+/** The same between pools of any formats. */
+cudaError_t nbl_cuda_float_transcode(const pages_params *p, cudaStream_t stream);
 
 /** merge (NUM 5.6 to 5.8). */
 typedef struct merge_params {

@@ -9,6 +9,7 @@
 
 #define SEQUENCE_BYTES 16u /* sizeof(cuda_sequence), sizeof(cuda_query); asserted in attend.c */
 #define QUERY_BYTES 16u
+#define CODE_BYTES 2u /* of a query element, in the float core */
 #define DIM_BLOCK 32u
 #define STATE_HEAD_FLOATS 4u
 #define TILE_TOKENS 128u
@@ -103,7 +104,7 @@ cuda_plan cuda_plan_make(const attend_bounds *b)
     p.states_bytes = max_u64(min_u64(states, CUDA_SPLIT_BYTES_MAX), decode_states);
     p.queries_at = aligned((uint64_t)b->batch * SEQUENCE_BYTES);
     p.codes_at = p.queries_at + aligned(p.rows * QUERY_BYTES);
-    p.states_at = p.codes_at + aligned(p.rows * padded(b->k_dim));
+    p.states_at = p.codes_at + aligned(p.rows * padded(b->k_dim) * CODE_BYTES);
     p.bytes = p.states_at + aligned(p.states_bytes);
     plan_images(&p, b);
     return p;

@@ -42,7 +42,8 @@ static nbl_status device_open(nbl_cache *cache, nbl_error *err)
     const nbl_plan *plan = &cache->plan;
     void *metadata = NULL;
     NBL_TRY(nbl_api_memory_alloc(cache->device, plan->code_bytes, &cache->codes, err));
-    NBL_TRY(nbl_api_memory_alloc(cache->device, plan->scale_bytes, &cache->scales, err));
+    if (plan->scale_bytes > 0)
+        NBL_TRY(nbl_api_memory_alloc(cache->device, plan->scale_bytes, &cache->scales, err));
     NBL_TRY(nbl_api_memory_alloc(cache->device, plan->metadata.bytes, &metadata, err));
     cache->metadata_block = metadata;
     NBL_TRY(nbl_api_memory_alloc(cache->device, plan->workspace_bytes, &cache->workspace, err));

@@ -12,11 +12,20 @@
 
 static const struct {
     const char *name;
-    uint32_t q_format, k_format, v_format;
+    uint32_t q_format, k_format, v_format, scale_rule;
+    uint32_t centering; /* besides that of K's format */
 } recipes[] = {
-    {"qk4v8", NBL_Q4, NBL_MXFP4, NBL_INT8}, {"mxkv4", NBL_Q8, NBL_MXFP4, NBL_MXFP4},
-    {"kv4", NBL_Q8, NBL_INT4P, NBL_INT4P},  {"k4v8", NBL_Q8, NBL_INT4P, NBL_INT8},
-    {"kv8", NBL_Q8, NBL_INT8, NBL_INT8},
+    {"qk4v8", NBL_Q4, NBL_MXFP4, NBL_INT8, NBL_RULE_DEFAULT, 0},
+    {"mxkv4", NBL_Q8, NBL_MXFP4, NBL_MXFP4, NBL_RULE_DEFAULT, 0},
+    {"kv4", NBL_Q8, NBL_INT4P, NBL_INT4P, NBL_RULE_DEFAULT, 0},
+    {"k4v8", NBL_Q8, NBL_INT4P, NBL_INT8, NBL_RULE_DEFAULT, 0},
+    {"kv8", NBL_Q8, NBL_INT8, NBL_INT8, NBL_RULE_DEFAULT, 0},
+    {"bf16", NBL_Q_DEFAULT, NBL_FORMAT_BF16, NBL_FORMAT_BF16, NBL_RULE_DEFAULT, 0},
+    {"fp16", NBL_Q_DEFAULT, NBL_FORMAT_FP16, NBL_FORMAT_FP16, NBL_RULE_DEFAULT, 0},
+    {"fp8", NBL_Q_DEFAULT, NBL_FP8_E4M3, NBL_FP8_E4M3, NBL_RULE_DEFAULT, 0},
+    {"nvfp4", NBL_Q_DEFAULT, NBL_NVFP4, NBL_NVFP4, NBL_RULE_DEFAULT, 0},
+    {"nvfp4_4over6", NBL_Q_DEFAULT, NBL_NVFP4, NBL_NVFP4, NBL_RULE_FOUR_OVER_SIX, 0},
+    {"mpfa", NBL_Q_FP4, NBL_NVFP4, NBL_FP8_E4M3, NBL_RULE_DEFAULT, NBL_CENTERING_MEAN},
 };
 
 /* Largest Hadamard block by format, 0 for none, and centring. docs/adr/0006-channel-shifts.md has the measurements. */
@@ -27,6 +36,10 @@ static const struct {
     {NBL_MXFP4, 32, 32, NBL_CENTERING_ALL},
     {NBL_MXFP4_16, 32, 32, NBL_CENTERING_ALL},
     {NBL_INT4P, NBL_HADAMARD_MAX, NBL_HADAMARD_MAX, NBL_CENTERING_ALL},
+    {NBL_FORMAT_BF16, 0, 0, 0}, /* what engines hold, as they hold it */
+    {NBL_FORMAT_FP16, 0, 0, 0},
+    {NBL_FP8_E4M3, 0, 0, 0},
+    {NBL_NVFP4, 0, 0, 0},
 };
 
 /* Row of transforms for a known format. */
@@ -38,7 +51,7 @@ static size_t transform_find(uint32_t format)
     return i;
 }
 
-/* Largest power of two that divides dim and does not exceed most; dims are multiples of 8, so it is at least 8. */
+/* Largest power of two that divides dim and does not exceed most: at least 8, for dims are multiples of it, or 0. */
 static uint32_t block_fit(uint32_t dim, uint32_t most)
 {
     const uint32_t divisor = dim & (0u - dim);
@@ -74,10 +87,14 @@ static nbl_status name_parse(const word *name, nbl_recipe *r, nbl_error *err)
             r->q_format = recipes[i].q_format;
             r->k_format = recipes[i].k_format;
             r->v_format = recipes[i].v_format;
+            r->scale_rule = recipes[i].scale_rule;
+            r->centering = recipes[i].centering;
             return NBL_OK;
         }
     }
-    return NBL_REFUSE(err, NBL_E_NOT_FOUND, "recipe \"%.*s\" is unknown (known: qk4v8, mxkv4, kv4, k4v8, kv8)",
+    return NBL_REFUSE(err, NBL_E_NOT_FOUND,
+                      "recipe \"%.*s\" is unknown (known: qk4v8, mxkv4, kv4, k4v8, kv8, bf16, fp16, "
+                      "fp8, nvfp4, nvfp4_4over6, mpfa)",
                       (int)name->bytes, name->text);
 }
 
@@ -86,8 +103,10 @@ static void defaults_set(nbl_recipe *r, uint32_t k_dim, uint32_t v_dim)
     const size_t k = transform_find(r->k_format), v = transform_find(r->v_format);
     r->k_hadamard = block_fit(k_dim, transforms[k].k_block_max);
     r->v_hadamard = block_fit(v_dim, transforms[v].v_block_max);
-    r->centering = transforms[k].k_centering;
-    r->sink_tokens = r->k_format == NBL_INT8 && r->v_format == NBL_INT8 ? 0u : SINK_TOKENS_DEFAULT;
+    r->centering |= transforms[k].k_centering;
+    r->sink_tokens = transforms[k].k_centering == 0 || (r->k_format == NBL_INT8 && r->v_format == NBL_INT8)
+                         ? 0u
+                         : SINK_TOKENS_DEFAULT;
 }
 
 /* Decimal digits only, at most eight of them. */

@@ -215,7 +215,7 @@ static int make_region(bench_case *c, uint32_t i, nbl_fault *fault)
                            .scale_page_stride = layout->scale_page_bytes,
                            .scale_layer_stride = layout->scale_page_bytes * pages};
     int code = nbl_session_alloc(c->session, region->code_layer_stride * c->shape.layers, &c->codes[i], fault);
-    if (code == NBL_EXIT_OK)
+    if (code == NBL_EXIT_OK && region->scale_layer_stride > 0)
         code = nbl_session_alloc(c->session, region->scale_layer_stride * c->shape.layers, &c->scales[i], fault);
     region->codes = c->codes[i];
     region->scales = c->scales[i];

@@ -237,8 +237,8 @@ static void check_cuda(findings *all, const char *backend_dir)
 
 static void list_variables(findings *all)
 {
-    static const char *const known[] = {"NIBBLE_BACKEND", "NIBBLE_BACKEND_DIR", "NIBBLE_LOG", "NIBBLE_SIM_THREADS",
-                                        "NIBBLE_SIM_ISA"};
+    static const char *const known[] = {"NIBBLE_BACKEND",     "NIBBLE_BACKEND_DIR", "NIBBLE_LOG",
+                                        "NIBBLE_SIM_THREADS", "NIBBLE_SIM_ISA",     "NIBBLE_SIM_PROFILE"};
     for (char **entry = environ; *entry; entry++) {
         if (strncmp(*entry, "NIBBLE_", strlen("NIBBLE_")) != 0)
             continue;

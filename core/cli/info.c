@@ -121,9 +121,10 @@ static json_t *backends_json(const nbl_session *real, const nbl_session_options 
 static json_t *format_names(uint32_t formats)
 {
     static const char *const names[] = {
-        [NBL_INT8] = "int8", [NBL_MXFP4] = "mxfp4", [NBL_MXFP4_16] = "mxfp4_16", [NBL_INT4P] = "int4p"};
+        [NBL_INT8] = "int8",        [NBL_MXFP4] = "mxfp4",      [NBL_MXFP4_16] = "mxfp4_16", [NBL_INT4P] = "int4p",
+        [NBL_FORMAT_BF16] = "bf16", [NBL_FORMAT_FP16] = "fp16", [NBL_FP8_E4M3] = "fp8_e4m3", [NBL_NVFP4] = "nvfp4"};
     json_t *list = json_array();
-    for (uint32_t format = NBL_INT8; format <= NBL_INT4P; format++) {
+    for (uint32_t format = NBL_INT8; format <= NBL_NVFP4; format++) {
         if (formats & (1u << format))
             json_array_append_new(list, json_string(names[format]));
     }

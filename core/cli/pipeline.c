@@ -47,6 +47,7 @@ int nbl_cache_config_make(const nbl_api_v1 *api, const nbl_problem *shape, const
     out_config->shape.k_hadamard = out_recipe->k_hadamard;
     out_config->shape.v_hadamard = out_recipe->v_hadamard;
     out_config->shape.centering = out_recipe->centering;
+    out_config->shape.k_scale_rule = out_config->shape.v_scale_rule = out_recipe->scale_rule;
     out_config->k_format = out_recipe->k_format;
     out_config->v_format = out_recipe->v_format;
     out_config->sink_tokens = out_recipe->sink_tokens;

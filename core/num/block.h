@@ -19,6 +19,7 @@ typedef struct nbl_vector {
     uint32_t format;
     uint32_t dim;
     uint8_t codes[NBL_DIM_PADDED_MAX];
+    uint16_t halves[NBL_DIM_PADDED_MAX]; /**< in place of codes where they have 16 bits */
     uint8_t scales[NBL_SCALES_MAX];
 } nbl_vector;
 

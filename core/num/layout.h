@@ -29,14 +29,18 @@ NBL_FN uint32_t nbl_layout_dim_padded(uint32_t dim)
     return (dim + NBL_LAYOUT_DIM_BLOCK - 1u) / NBL_LAYOUT_DIM_BLOCK * NBL_LAYOUT_DIM_BLOCK;
 }
 
-/** Bits of one element code: 8, 4, or 0 for a format that does not exist. */
+/** Bits of one element code: 16, 8, 4, or 0 for a format that does not exist. */
 NBL_FN uint32_t nbl_layout_code_bits(uint32_t format)
 {
     switch (format) {
-    case NBL_INT8: return 8u;
+    case NBL_FORMAT_BF16:
+    case NBL_FORMAT_FP16: return 16u;
+    case NBL_INT8:
+    case NBL_FP8_E4M3: return 8u;
     case NBL_MXFP4:
     case NBL_MXFP4_16:
-    case NBL_INT4P: return 4u;
+    case NBL_INT4P:
+    case NBL_NVFP4: return 4u;
     default: return 0u;
     }
 }
@@ -54,21 +58,45 @@ NBL_FN uint32_t nbl_layout_scale_planes(uint32_t format, uint32_t dim)
     switch (format) {
     case NBL_INT8: return 1u;
     case NBL_MXFP4: return dim_padded / 32u;
-    case NBL_MXFP4_16: return dim_padded / 16u;
+    case NBL_MXFP4_16:
+    case NBL_NVFP4: return dim_padded / 16u;
     case NBL_INT4P: return dim_padded / 32u + 1u;
     default: return 0u;
     }
 }
 
-/** Elements that share one entry of the block scales: 16, 32, or the whole vector for int8. */
+/** Elements that share one entry of the block scales: 16, 32, or the whole vector. */
 NBL_FN uint32_t nbl_layout_block_dim(uint32_t format, uint32_t dim)
 {
     switch (format) {
     case NBL_MXFP4: return 32u;
     case NBL_MXFP4_16:
-    case NBL_INT4P: return 16u;
+    case NBL_INT4P:
+    case NBL_NVFP4: return 16u;
     default: return nbl_layout_dim_padded(dim);
     }
+}
+
+/** 1 for the formats of the float core (NUM 6.1). */
+NBL_FN int nbl_layout_is_float(uint32_t format)
+{
+    return format >= NBL_FORMAT_BF16;
+}
+
+/** 1 if a pool's rows are computed by the float core: some region has a float format (NUM 6.1). */
+NBL_FN int nbl_layout_pool_is_float(const nbl_pool *pool)
+{
+    int any = 0;
+    for (uint32_t i = 0; i < pool->region_count; ++i) {
+        any |= nbl_layout_is_float(pool->regions[i].k_format) | nbl_layout_is_float(pool->regions[i].v_format);
+    }
+    return any;
+}
+
+/** 1 if the Blackwell core can serve K and V of these formats (NUM 7). */
+NBL_FN int nbl_layout_is_fp4(uint32_t k_format, uint32_t v_format)
+{
+    return (k_format == NBL_NVFP4 || k_format == NBL_MXFP4 || k_format == NBL_MXFP4_16) && v_format == NBL_FP8_E4M3;
 }
 
 /** Plane of the vector exponent of int8 and int4p (F5). */
@@ -115,13 +143,24 @@ NBL_FN uint32_t nbl_layout_group_width(uint32_t page_tokens, uint32_t token, uin
     return left < group_tokens ? left : group_tokens;
 }
 
-/** Byte of element d of K of a token inside the head's code part (F3). A 4-bit code lies in that byte at
- *  nbl_layout_k_code_shift. */
-NBL_FN uint64_t nbl_layout_k_code_byte(uint32_t format, uint32_t dim, uint32_t page_tokens, uint32_t token, uint32_t d)
+/** First byte of a 16-bit element, K and V alike (F3): units of 8 elements of a token, tokens side by side. */
+NBL_FN uint64_t nbl_layout_half_byte(uint32_t dim, uint32_t page_tokens, uint32_t token, uint32_t d)
 {
     const uint32_t width = nbl_layout_group_width(page_tokens, token, NBL_LAYOUT_K_GROUP_TOKENS);
     const uint32_t place = token % NBL_LAYOUT_K_GROUP_TOKENS;
-    const uint32_t word = format == NBL_INT8 ? d / 4u : d / 8u;
+    const uint64_t group = (uint64_t)(token - place) * nbl_layout_dim_padded(dim) * 2u;
+    return group + (uint64_t)(d / 8u) * 16u * width + 16u * place + 2u * (d % 8u);
+}
+
+/** Byte of element d of K of a token inside the head's code part (F3). A 4-bit code lies in that byte at
+ *  nbl_layout_k_code_shift; a 16-bit one begins there. */
+NBL_FN uint64_t nbl_layout_k_code_byte(uint32_t format, uint32_t dim, uint32_t page_tokens, uint32_t token, uint32_t d)
+{
+    if (nbl_layout_code_bits(format) == 16u)
+        return nbl_layout_half_byte(dim, page_tokens, token, d);
+    const uint32_t width = nbl_layout_group_width(page_tokens, token, NBL_LAYOUT_K_GROUP_TOKENS);
+    const uint32_t place = token % NBL_LAYOUT_K_GROUP_TOKENS;
+    const uint32_t word = nbl_layout_code_bits(format) == 8u ? d / 4u : d / 8u;
     const uint64_t group = (uint64_t)(token - place) * nbl_layout_code_bytes(format, dim);
     return group + (uint64_t)word * 4u * width + 4u * place + d % 4u;
 }
@@ -129,15 +168,17 @@ NBL_FN uint64_t nbl_layout_k_code_byte(uint32_t format, uint32_t dim, uint32_t p
 /** Bit position of element d of K in its byte: 0, or 4 for the high nibble of a 4-bit format (F3). */
 NBL_FN uint32_t nbl_layout_k_code_shift(uint32_t format, uint32_t d)
 {
-    return format == NBL_INT8 ? 0u : (d / 4u) % 2u * 4u;
+    return nbl_layout_code_bits(format) != 4u ? 0u : (d / 4u) % 2u * 4u;
 }
 
 /** Byte of element d of V of a token inside the head's code part (F4). */
 NBL_FN uint64_t nbl_layout_v_code_byte(uint32_t format, uint32_t dim, uint32_t page_tokens, uint32_t token, uint32_t d)
 {
+    if (nbl_layout_code_bits(format) == 16u)
+        return nbl_layout_half_byte(dim, page_tokens, token, d);
     const uint32_t width = nbl_layout_group_width(page_tokens, token, NBL_LAYOUT_V_GROUP_TOKENS);
     const uint32_t place = token % NBL_LAYOUT_V_GROUP_TOKENS;
-    const uint32_t column = format == NBL_INT8 ? d : d / 32u * 16u + d % 16u;
+    const uint32_t column = nbl_layout_code_bits(format) == 8u ? d : d / 32u * 16u + d % 16u;
     const uint64_t group = (uint64_t)(token - place) * nbl_layout_code_bytes(format, dim);
     return group + (uint64_t)column * width + place;
 }
@@ -145,7 +186,7 @@ NBL_FN uint64_t nbl_layout_v_code_byte(uint32_t format, uint32_t dim, uint32_t p
 /** Bit position of element d of V in its byte: 0, or 4 for the high nibble of a 4-bit format (F4). */
 NBL_FN uint32_t nbl_layout_v_code_shift(uint32_t format, uint32_t d)
 {
-    return format == NBL_INT8 ? 0u : (d / 16u) % 2u * 4u;
+    return nbl_layout_code_bits(format) != 4u ? 0u : (d / 16u) % 2u * 4u;
 }
 
 /* ------------------------------------------------------------------------------------------------ F5: scales */

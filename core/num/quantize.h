@@ -6,7 +6,7 @@
 #ifndef NBL_NUM_QUANTIZE_H
 #define NBL_NUM_QUANTIZE_H
 
-#include "block.h"
+#include "float_format.h"
 
 #define NBL_INT8_CODE_MAX 127
 #define NBL_INT4P_CODE_MAX 7
@@ -212,22 +212,27 @@ NBL_FN void nbl_quantize_int4p(const float *x, nbl_vector *v, uint64_t *saturate
 NBL_FN int nbl_vector_is_zero(const nbl_vector *v)
 {
     uint8_t zero = nbl_block_zero_code(v->format);
+    int has_halves = nbl_layout_code_bits(v->format) == 16u;
     for (uint32_t d = 0; d < v->dim; ++d) {
-        if (v->codes[d] != zero) {
+        if (has_halves ? v->halves[d] != 0 : v->codes[d] != zero) {
             return 0;
         }
     }
     return 1;
 }
 
-/** Quantizes dim binary32 elements (sanitized, transformed) into a format (NUM 3.2 to 3.5) and counts (NUM 3.3). */
+/** Quantizes dim binary32 elements (sanitized, transformed) into a format (NUM 3.2 to 3.5,
+ * 6.1) and counts (NUM 3.3). */
 NBL_FN void nbl_vector_quantize(const float *x, uint32_t dim, uint32_t format, uint32_t rule, nbl_vector *v,
                                 nbl_quant_stats *stats)
 {
     v->format = format;
     v->dim = dim;
     memset(v->codes, nbl_block_zero_code(format), nbl_layout_dim_padded(dim));
-    if (format == NBL_INT8) {
+    memset(v->halves, 0, nbl_layout_dim_padded(dim) * sizeof *v->halves);
+    if (nbl_layout_is_float(format)) {
+        nbl_quantize_float(x, rule, v, &stats->saturated);
+    } else if (format == NBL_INT8) {
         v->scales[0] = nbl_e8m0_encode(nbl_quantize_int8(x, dim, (int8_t *)v->codes, &stats->saturated));
     } else if (format == NBL_INT4P) {
         nbl_quantize_int4p(x, v, &stats->saturated);

@@ -53,7 +53,7 @@ static void find_region(place *p, uint32_t page)
     }
 }
 
-static void store_row(place *p, int64_t slot, enum nbl_kind kind, uint32_t head, const float *x)
+static void store_row(place *p, int64_t slot, enum nbl_kind kind, uint32_t head, float *x)
 {
     const nbl_kv_shape *shape = p->args->pool->shape;
     uint32_t page = (uint32_t)(slot / shape->page_tokens);
@@ -61,6 +61,7 @@ static void store_row(place *p, int64_t slot, enum nbl_kind kind, uint32_t head,
     uint32_t rule = kind == NBL_KIND_K ? shape->k_scale_rule : shape->v_scale_rule;
     sim_part part = sim_part_in(shape, p->region, &p->layout, p->args->layer, page, kind, head);
     nbl_vector v;
+    nbl_scale_divide(x, part.dim, sim_scale_of(p->args->pool, kind, p->args->layer, head));
     p->loops->quantize(x, part.dim, part.format, rule, &v, &p->stats);
     sim_part_store(&part, token, &v);
 }

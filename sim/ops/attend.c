@@ -9,6 +9,8 @@
  * in order either way.
  */
 #include "centers.h"
+#include "float.h"
+#include "fp4.h"
 #include "merge.h"
 #include "page.h"
 #include "quantize.h"
@@ -29,6 +31,7 @@ typedef struct plan {
     uint32_t first_chunk;
     uint32_t chunks;       /* in the range */
     int split;             /* one item per chunk, states kept in the workspace */
+    int is_float;          /* the float core serves the call (NUM 6) */
     uint64_t rows;         /* Tq * Hq */
     uint64_t state_floats; /* per row and chunk */
     uint64_t states_bytes; /* that a call within the bounds may need */
@@ -48,6 +51,7 @@ typedef struct call {
     uint32_t group_rows; /* Hq / Hk */
     float c;             /* fl(sm_scale * LOG2E), or fl(sm_scale / soft_cap) */
     float cap;           /* fl(soft_cap * LOG2E), 0 without */
+    sim_float_call fp;   /* of the float core */
 } call;
 
 /* Working memory of a thread. */
@@ -65,6 +69,7 @@ typedef struct scratch {
     uint8_t *p;       /* [rows][128] */
     float *o;         /* [rows][v_dim] of the chunk */
     float *total_o;   /* [rows][v_dim] of the chunks before */
+    sim_float_scratch fp;
 } scratch;
 
 /* One row of an item. */
@@ -93,6 +98,7 @@ typedef struct item {
     uint32_t block;
     uint32_t next_tile; /* whose K is found already, or UINT32_MAX */
     uint32_t rows;
+    float v_scale; /* of the float core */
     row row[SIM_ROWS_MAX];
 } item;
 
@@ -109,7 +115,8 @@ static uint64_t scratch_bytes(const plan *p)
     return aligned(sizeof(scratch)) + aligned((uint64_t)SIM_TILE * p->k_dim) + aligned((uint64_t)SIM_TILE * p->v_dim) +
            2u * aligned(rows * p->k_dim) + aligned(rows * p->k_dim / SIM_BLOCK * sizeof(int32_t)) +
            aligned(rows * SIM_TILE * sizeof(float)) + aligned(rows * SIM_TILE) +
-           2u * aligned(rows * p->v_dim * sizeof(float));
+           2u * aligned(rows * p->v_dim * sizeof(float)) +
+           aligned(sim_float_scratch_bytes(p->k_dim, p->v_dim, p->block_rows));
 }
 
 static uint32_t chunks_of(uint32_t tokens)
@@ -189,6 +196,7 @@ static scratch *scratch_of(const call *c, uint32_t thread)
     s->p = carve(&at, (uint64_t)p->block_rows * SIM_TILE);
     s->o = carve(&at, (uint64_t)p->block_rows * p->v_dim * sizeof(float));
     s->total_o = carve(&at, (uint64_t)p->block_rows * p->v_dim * sizeof(float));
+    sim_float_scratch_init(&s->fp, at, p->k_dim, p->v_dim, p->block_rows);
     return s;
 }
 
@@ -222,8 +230,37 @@ static float center_offset(const call *c, uint32_t sequence, uint32_t kv_head, c
     return (float)dot * nbl_pow2(nbl_e8m0_decode_slot(*center.exponent)) * scale;
 }
 
-/* Canonical form of a row's query (NUM 5.1): codes[k_dim], and the row's scale and offset. */
-static void prepare_query(const call *c, uint32_t sequence, row *r, int8_t *codes)
+/* A row's query in the float core or in the Blackwell core. */
+typedef union float_query {
+    uint16_t halves[NBL_DIM_PADDED_MAX];
+    sim_fp4_vector fp4;
+} float_query;
+
+/* The float core's query, x being the transformed row (NUM 6.3, 6.6, 6.7). */
+static void prepare_float_query(const call *c, uint32_t sequence, row *r, const float *x, float_query *q)
+{
+    uint32_t kv_head = r->head / c->group_rows;
+    uint32_t dim = c->shape->k_dim;
+    const int is_fp4 = c->fp.fp4_format != NBL_FORMAT_NONE;
+    int32_t exponent = -nbl_log2_of(c->shape->k_hadamard);
+    if (is_fp4) {
+        exponent += sim_fp4_query(c->fp.fp4_format, x, dim, &q->fp4);
+    } else {
+        sim_float_query(&c->fp, x, dim, q->halves, c->plan.k_dim);
+    }
+    r->scale = c->c * sim_scale_of(c->args->pool, NBL_KIND_K, c->args->layer, kv_head) * nbl_pow2(exponent);
+    r->offset = 0.0f;
+    if ((c->shape->centering & NBL_CENTERING_MEAN) != 0 && c->args->kv_len[sequence] != 0) {
+        sim_center center = sim_center_at(&c->args->centers, c->shape, sequence, kv_head);
+        float unit = nbl_pow2(nbl_e8m0_decode_slot(*center.exponent));
+        float dot = is_fp4 ? sim_fp4_center_dot(&q->fp4, center.codes, dim)
+                           : sim_float_center_dot(&c->fp, q->halves, center.codes, dim);
+        r->offset = dot * unit * (c->c * nbl_pow2(exponent));
+    }
+}
+
+/* A row's query ready for its core: codes[k_dim] (NUM 5.1) or fp (NUM 6.3, 7.1), the row's scale and offset. */
+static void prepare_query(const call *c, uint32_t sequence, row *r, int8_t *codes, float_query *fp)
 {
     const sim_row_loops *loops = c->device->isa->row;
     const nbl_tensor *q = &c->args->q;
@@ -236,6 +273,10 @@ static void prepare_query(const call *c, uint32_t sequence, row *r, int8_t *code
         loops->shift_down(x, dim, sim_center_at(&c->args->centers, c->shape, sequence, kv_head).shifts);
     }
     loops->hadamard(x, dim, c->shape->k_hadamard);
+    if (c->plan.is_float) {
+        prepare_float_query(c, sequence, r, x, fp);
+        return;
+    }
     int32_t exponent = quantize_query(c, x, codes);
     r->scale = c->c * nbl_pow2(exponent - nbl_log2_of(c->shape->k_hadamard));
     r->offset = center_offset(c, sequence, kv_head, codes, r->scale);
@@ -392,7 +433,8 @@ static int row_softmax(item *it, uint32_t index, int64_t start, const uint64_t v
         soft_cap(x, s->tile.groups * SIM_GROUP, view.scale);
         view.scale = c->cap;
     }
-    sim_softmax result = c->device->isa->softmax(&view, r->base, !r->has_base, p);
+    sim_softmax result = c->plan.is_float ? sim_float_softmax(&c->fp, &s->fp, index, &view, r->base, !r->has_base)
+                                          : c->device->isa->softmax(&view, r->base, !r->has_base, p);
     if (result.rescale != 1.0f) {
         r->sum *= result.rescale;
         scale_floats(o, c->plan.v_dim, result.rescale);
@@ -414,8 +456,19 @@ static void item_queries(item *it)
     scratch *s = it->scratch;
     for (uint32_t i = 0; i < it->rows; ++i) {
         row *r = &it->row[i];
-        prepare_query(c, it->sequence, r, s->q + (uint64_t)i * c->plan.k_dim);
+        float_query fp;
+        prepare_query(c, it->sequence, r, s->q + (uint64_t)i * c->plan.k_dim, &fp);
+        if (c->plan.is_float && c->fp.fp4_format != NBL_FORMAT_NONE) {
+            sim_fp4_set_query(&s->fp, i, &fp.fp4, c->plan.k_dim);
+        } else if (c->plan.is_float) {
+            sim_float_set_query(&c->fp, &s->fp, i, fp.halves, c->plan.k_dim);
+        }
         r->total = nbl_state_empty(r->offset);
+    }
+    if (c->plan.is_float) {
+        it->v_scale = sim_scale_of(c->args->pool, NBL_KIND_V, c->args->layer, it->kv_head);
+        memset(s->tile.exponent, 0, sizeof s->tile.exponent);
+        return;
     }
     sim_rows_pack(s->q, it->rows, c->plan.k_dim, s->words, s->offsets);
 }
@@ -495,6 +548,23 @@ static void find_tile(item *it, uint32_t index)
     }
 }
 
+/* A tile in the float core, for the rows that see some of it. */
+static void item_float_tile(item *it, uint32_t index, uint64_t (*visible)[2])
+{
+    const call *c = it->call;
+    scratch *s = it->scratch;
+    float b;
+    sim_float_load_k(&c->fp, &s->fp, &it->source, index, &s->tile);
+    sim_float_load_v(&c->fp, &s->fp, &it->source, index, &s->tile);
+    for (uint32_t i = 0; i < it->rows; ++i) {
+        if ((visible[i][0] | visible[i][1]) != 0) {
+            sim_float_dot_qk(&c->fp, &s->fp, &s->tile, i, s->x + (uint64_t)i * SIM_TILE);
+            row_softmax(it, i, (int64_t)index * SIM_TILE, visible[i], NULL, &b);
+            sim_float_dot_pv(&c->fp, &s->fp, &s->tile, i, s->o + (uint64_t)i * c->plan.v_dim);
+        }
+    }
+}
+
 static void item_tile(item *it, uint32_t index)
 {
     const call *c = it->call;
@@ -506,6 +576,10 @@ static void item_tile(item *it, uint32_t index)
         any |= visible_in_tile(it, &it->row[i], start, visible[i]);
     }
     if (!any) {
+        return;
+    }
+    if (c->plan.is_float) {
+        item_float_tile(it, index, visible);
         return;
     }
     float *o[SIM_ROWS_MAX];
@@ -583,12 +657,16 @@ static void item_chunk(item *it, uint32_t n)
         it->row[i].sum = 0.0f;
     }
     memset(s->o, 0, (uint64_t)it->rows * c->plan.v_dim * sizeof *s->o);
+    sim_float_start(&s->fp, it->rows);
     for (uint32_t t = 0; t < CHUNK_TILES; ++t) {
         item_tile(it, first_tile + t);
     }
     for (uint32_t i = 0; i < it->rows; ++i) {
         row *r = &it->row[i];
         float *o = s->o + (uint64_t)i * c->plan.v_dim;
+        if (c->plan.is_float) {
+            r->sum = sim_float_finish(&c->fp, &s->fp, i, it->v_scale, o, c->plan.v_dim);
+        }
         nbl_state_head head = finish_chunk(c, r, o);
         if (c->args->state_head.data != NULL) {
             write_state(c, n, r, &head, o);
@@ -684,8 +762,9 @@ static void fill_empty_states(const call *c)
     const nbl_tensor *heads = &c->args->state_head;
     for (uint64_t index = 0; heads->data != NULL && heads->shape[0] > c->plan.chunks && index < c->plan.rows; ++index) {
         int8_t codes[NBL_DIM_PADDED_MAX];
+        float_query fp;
         row r = row_of_index(c, index);
-        prepare_query(c, sim_sequence_of(c->args->q_indptr, c->args->batch, r.token), &r, codes);
+        prepare_query(c, sim_sequence_of(c->args->q_indptr, c->args->batch, r.token), &r, codes, &fp);
         nbl_state_head empty = nbl_state_empty(r.offset);
         for (uint64_t n = c->plan.chunks; n < heads->shape[0]; ++n) {
             write_state(c, (uint32_t)n, &r, &empty, zeros);
@@ -833,6 +912,10 @@ nbl_status sim_attend(nbl_device *device, const nbl_attend_args *args, nbl_error
                         (unsigned long long)args->workspace_bytes, (unsigned long long)c.plan.bytes);
     }
     restrict_plan(&c.plan, args->range_begin, args->range_end);
+    if (nbl_layout_pool_is_float(args->pool)) {
+        c.plan.is_float = 1;
+        c.fp = sim_float_call_of(args->pool, args->q_format, device->profile, device->isa->name);
+    }
     uint8_t *workspace = args->workspace;
     c.done = (uint32_t *)(void *)workspace;
     c.states = (float *)(void *)(workspace + c.plan.states_at);

@@ -17,12 +17,9 @@ static void decode_slot(const nbl_gather_args *args, int64_t slot, enum nbl_kind
     uint32_t page_tokens = args->pool->shape->page_tokens;
     sim_part part = sim_part_at(args->pool, args->layer, (uint32_t)(slot / page_tokens), kind, head);
     nbl_vector v;
-    int8_t codes[NBL_DIM_PADDED_MAX];
     sim_part_load(&part, (uint32_t)(slot % page_tokens), &v);
-    float unit = nbl_pow2(nbl_vector_canonical(&v, codes));
-    for (uint32_t d = 0; d < part.dim; ++d) {
-        x[d] = (float)codes[d] * unit;
-    }
+    nbl_vector_values(&v, x);
+    nbl_scale_multiply(x, part.dim, sim_scale_of(args->pool, kind, args->layer, head));
 }
 
 /* Takes K back through centre, rotation and channel shifts. */

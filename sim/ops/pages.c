@@ -136,17 +136,23 @@ nbl_status sim_copy_pages(nbl_device *device, const nbl_copy_pages_args *args, n
     return NBL_OK;
 }
 
-static void transcode_part(const sim_part *src, const sim_part *dst, uint32_t rule, uint32_t tokens,
+/* Scales of the two sides (NUM 6.7); equal ones cancel. */
+typedef struct scale_pair {
+    float src;
+    float dst;
+} scale_pair;
+
+static void transcode_part(const sim_part *src, const sim_part *dst, scale_pair scales, uint32_t rule, uint32_t tokens,
                            nbl_quant_stats *stats)
 {
     for (uint32_t t = 0; t < tokens; ++t) {
         nbl_vector v;
-        int8_t codes[NBL_DIM_PADDED_MAX];
         float x[NBL_DIM_PADDED_MAX];
         sim_part_load(src, t, &v);
-        float unit = nbl_pow2(nbl_vector_canonical(&v, codes));
-        for (uint32_t d = 0; d < src->dim; ++d) {
-            x[d] = (float)codes[d] * unit;
+        nbl_vector_values(&v, x);
+        if (scales.src != scales.dst) {
+            nbl_scale_multiply(x, src->dim, scales.src);
+            nbl_scale_divide(x, src->dim, scales.dst);
         }
         nbl_vector_quantize(x, dst->dim, dst->format, rule, &v, stats);
         sim_part_store(dst, t, &v);
@@ -162,7 +168,9 @@ static void transcode_page(const nbl_transcode_args *args, uint32_t i, uint32_t 
             sim_part src = sim_part_at(args->src_pool, layer, (uint32_t)args->src_pages[i], k, head);
             sim_part dst = sim_part_at(args->dst_pool, layer, (uint32_t)args->dst_pages[i], k, head);
             uint32_t rule = k == NBL_KIND_K ? shape->k_scale_rule : shape->v_scale_rule;
-            transcode_part(&src, &dst, rule, (uint32_t)args->token_counts[i], stats);
+            scale_pair scales = {sim_scale_of(args->src_pool, k, layer, head),
+                                 sim_scale_of(args->dst_pool, k, layer, head)};
+            transcode_part(&src, &dst, scales, rule, (uint32_t)args->token_counts[i], stats);
         }
     }
 }

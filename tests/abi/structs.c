@@ -77,8 +77,8 @@ Test(structs, longer_struct)
         char message[128];
         options.later[i] = 1;
         (void)snprintf(message, sizeof message,
-                       "nibble: nbl_device_options has %zu bytes, of which 32 are known; byte %zu is not zero",
-                       sizeof options, 32 + i);
+                       "nibble: nbl_device_options has %zu bytes, of which 40 are known; byte %zu is not zero",
+                       sizeof options, 40 + i);
         expect_open(&options.known, NBL_E_UNKNOWN_FIELD, message);
         options.later[i] = 0;
     }

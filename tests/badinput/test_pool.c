@@ -24,14 +24,16 @@ BAD_POOL(k_hadamard_odd, NBL_E_INVALID,
 BAD_POOL(k_hadamard_small, NBL_E_INVALID, "pool.shape.k_hadamard is 4", w.shape.k_hadamard = 4)
 BAD_POOL(k_hadamard_large, NBL_E_INVALID, "pool.shape.k_hadamard is 64", w.shape.k_hadamard = 64)
 BAD_POOL(v_hadamard_large, NBL_E_INVALID, "pool.shape.v_hadamard is 32", w.shape.v_hadamard = 32)
-BAD_POOL(k_scale_rule, NBL_E_INVALID, "pool.shape.k_scale_rule is 5 (allowed: 0 to 4)", w.shape.k_scale_rule = 5)
+BAD_POOL(k_scale_rule, NBL_E_INVALID, "pool.shape.k_scale_rule is 6 (allowed: 0 to 5)", w.shape.k_scale_rule = 6)
 BAD_POOL(v_scale_rule, NBL_E_INVALID, "pool.shape.v_scale_rule is 77", w.shape.v_scale_rule = 77)
 BAD_POOL(centering, NBL_E_INVALID, "pool.shape.centering is 4 (allowed: 0 to 3)", w.shape.centering = 4)
 BAD_POOL(regions_none, NBL_E_INVALID, "pool.region_count is 0 (allowed: 1 to 8)", w.pool.region_count = 0)
 BAD_POOL(regions_many, NBL_E_INVALID, "pool.region_count is 9", w.pool.region_count = 9)
 BAD_POOL(regions_null, NBL_E_INVALID, "pool.regions is NULL", w.pool.regions = NULL)
-BAD_POOL(k_format, NBL_E_INVALID, "pool.regions[1].k_format is 5 (allowed: 1 int8, 2 mxfp4, 3 mxfp4_16, 4 int4p)",
-         w.regions[1].k_format = 5)
+BAD_POOL(k_format, NBL_E_INVALID,
+         "pool.regions[1].k_format is 9 (allowed: 1 int8, 2 mxfp4, 3 mxfp4_16, 4 int4p, 5 bf16, 6 fp16, 7 fp8_e4m3, 8 "
+         "nvfp4)",
+         w.regions[1].k_format = 9)
 BAD_POOL(v_format, NBL_E_INVALID, "pool.regions[0].v_format is 0", w.regions[0].v_format = 0)
 BAD_POOL(pages_none, NBL_E_INVALID, "pool.regions[0].page_count is 0", w.regions[0].page_count = 0)
 BAD_POOL(pages_past_int32, NBL_E_INVALID, "pool.regions[1].page_count is 2147483647",

@@ -7,6 +7,7 @@
 # BUILD: a build folder, named with a slash (default build/gpu): made for this GPU alone if it is not there, brought up to
 # date if it is; one that was carried here without its CMake cache is taken as it is.
 # SECTIONS, in this order (default: all):
+#   probe          the tensor core against its model (core/num/mma_model.h)
 #   differential   random cases, every byte against the simulator (NIBBLE_TEST_CASES, default 2000)
 #   conformance    the suite of tests/conformance with NIBBLE_BACKEND=cuda
 #   cache          served traces, the cache's tests, snapshots between sim and cuda, all against recomputations
@@ -19,7 +20,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-readonly ALL=(differential conformance cache graph misuse sanitizer bench peers)
+readonly ALL=(probe differential conformance cache graph misuse sanitizer bench peers)
 readonly SANITIZED_CASES=4
 readonly EXIT_SKIPPED=77
 BUILD=build/gpu
@@ -71,6 +72,7 @@ program() {
   left_out "$name is not built (needs Criterion)"
 }
 
+run_probe() { program mma-probe 2; }
 run_differential() { NIBBLE_TEST_CASES=${NIBBLE_TEST_CASES:-2000} program differential; }
 run_graph() { program cuda-graph; }
 run_misuse() { program cuda-misuse; }

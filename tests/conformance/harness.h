@@ -170,6 +170,7 @@ typedef struct problem {
     uint32_t spare_pages;
     uint32_t first_page;
     uint32_t pool_layout;
+    bool head_scales; /**< of a float pool; layers and heads each have their own */
     uint32_t page_order;
     uint8_t code_poison;
     uint8_t scale_poison;
@@ -223,6 +224,7 @@ typedef struct trial {
     nbl_pool pools[2];
     buffer codes[PROBLEM_REGIONS_MAX];
     buffer scales[PROBLEM_REGIONS_MAX]; /**< without bytes in a joint pool */
+    buffer k_scale, v_scale;            /**< without bytes if there are none */
     view k, v, q, o, lse, state_head, state_o;
     buffer slots, seq_indptr, q_indptr, kv_len, page_table, sinks, slopes, tree_mask;
     buffer center_codes, center_exponents, center_shifts, center_rows, stats;

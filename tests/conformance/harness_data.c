@@ -148,19 +148,31 @@ static void random_shape(uint64_t *rng, problem *p)
     s->page_tokens = PICK(rng, 1, 5, 16, 16, 31, 32, 33, 64, 100, 128, 160, 256, 1024);
     s->k_hadamard = random_hadamard(rng, s->k_dim);
     s->v_hadamard = random_hadamard(rng, s->v_dim);
-    s->k_scale_rule = random_below(rng, 5);
-    s->v_scale_rule = random_below(rng, 5);
+    s->k_scale_rule = random_below(rng, 6);
+    s->v_scale_rule = random_below(rng, 6);
     s->centering = random_one_in(rng, 3) ? 1u + random_below(rng, NBL_CENTERING_ALL) : 0;
     p->q_heads = s->kv_heads * PICK(rng, 1, 2, 3, 4, 5, 6, 7, 8);
 }
 
+/* A format of the integer core or of any; fp16 where it is wanted, and nowhere else. */
+static uint32_t random_format(uint64_t *rng, bool is_float, bool is_fp16)
+{
+    static const uint32_t others[] = {NBL_INT8,  NBL_MXFP4,       NBL_MXFP4_16, NBL_INT4P,
+                                      NBL_NVFP4, NBL_FORMAT_BF16, NBL_FP8_E4M3, NBL_FORMAT_BF16};
+    return is_fp16 ? NBL_FORMAT_FP16 : pick(rng, others, is_float ? 8 : 4);
+}
+
 static void random_pool(uint64_t *rng, problem *p)
 {
+    bool is_float = random_one_in(rng, 3);
+    bool k_fp16 = is_float && random_one_in(rng, 4), v_fp16 = is_float && random_one_in(rng, 4);
     p->region_count = 1u + random_below(rng, PROBLEM_REGIONS_MAX);
     for (uint32_t r = 0; r < p->region_count; ++r) {
-        p->k_format[r] = 1u + random_below(rng, 4);
-        p->v_format[r] = 1u + random_below(rng, 4);
+        p->k_format[r] = random_format(rng, is_float, k_fp16);
+        p->v_format[r] = random_format(rng, is_float, v_fp16);
+        p->head_scales |= is_float && (oracle_is_float(p->k_format[r]) || oracle_is_float(p->v_format[r]));
     }
+    p->head_scales = p->head_scales && random_one_in(rng, 2);
     p->spare_pages = random_below(rng, 6);
     p->first_page = random_below(rng, 4);
     p->pool_layout = random_below(rng, POOL_LAYOUTS);

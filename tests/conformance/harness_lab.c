@@ -5,6 +5,7 @@
  */
 #include "harness.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -98,11 +99,26 @@ static void load(lab *l)
     lab_expect(l->api->load(NULL, &l->runtime, NULL, &err), NBL_OK, "load", &err);
 }
 
+/* The profile whose bits the float core of a device has: a GPU's own, or the one asked for of the simulator. */
+static void use_profile(const nbl_caps *caps)
+{
+    static const char *const families[][2] = {
+        {"sm_8", "sm_80"}, {"sm_9", "sm_90"}, {"sm_10", "sm_100"}, {"sm_12", "sm_120"}};
+    const char *asked = getenv("NIBBLE_SIM_PROFILE");
+    const char *profile = asked != NULL ? asked : "sm_90";
+    for (size_t i = 0; i < sizeof families / sizeof families[0]; ++i) {
+        if (strncmp(caps->isa, families[i][0], strlen(families[i][0])) == 0)
+            profile = families[i][1];
+    }
+    cr_assert(oracle_set_profile(profile), "no profile %s for %s", profile, caps->isa);
+}
+
 static void read_stream(lab *l)
 {
     nbl_caps caps = NBL_INIT(nbl_caps);
     nbl_error err = NBL_INIT(nbl_error);
     lab_expect(l->api->caps(l->device, &caps, &err), NBL_OK, "caps", &err);
+    use_profile(&caps);
     l->stream.kind = caps.stream_kind;
     if (caps.stream_kind == NBL_STREAM_CUDA)
         l->stream.handle = NBL_STREAM_CUDA_PER_THREAD;

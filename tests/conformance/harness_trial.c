@@ -6,6 +6,7 @@
 #include "harness.h"
 
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -105,6 +106,21 @@ static void init_region(trial *t, uint32_t r, uint32_t first_page, uint32_t page
     }
 }
 
+/* Scales of all layers and heads: around 1, powers of two, and values outside the range of NUM 6.7. */
+static void init_head_scales(trial *t, buffer *b, uint64_t key)
+{
+    uint32_t count = t->p.shape.layers * t->p.shape.kv_heads;
+    uint64_t rng = random_key(t->p.seed, 0x5CA1E, key, count);
+    buffer_init(t->lab, b, count * sizeof(float), 0);
+    for (uint32_t i = 0; i < count; ++i) {
+        float *s = (float *)(void *)b->host + i;
+        uint32_t kind = random_below(&rng, 8);
+        *s = ldexpf(1.0f + (float)random_below(&rng, 1000) / 1000.0f, (int)random_below(&rng, 12) - 6);
+        *s = kind == 0 ? 1.0f : kind == 1 ? 0.0f : kind == 2 ? INFINITY : kind == 3 ? 0.25f : *s;
+    }
+    buffer_upload(t->lab, b);
+}
+
 /* Regions for so many pages, their ids in *ids; returns how many there are. */
 static uint32_t init_pools(trial *t, uint32_t pages, int32_t **ids)
 {
@@ -122,8 +138,14 @@ static uint32_t init_pools(trial *t, uint32_t pages, int32_t **ids)
             (*ids)[count++] = (int32_t)(next + i);
         next += own + REGION_GAP;
     }
+    if (p->head_scales) {
+        init_head_scales(t, &t->k_scale, 1);
+        init_head_scales(t, &t->v_scale, 2);
+    }
     for (enum side side = HOST; side <= DEVICE; ++side) {
         t->pools[side] = (nbl_pool)NBL_INIT(nbl_pool);
+        t->pools[side].k_scale = buffer_at(&t->k_scale, side);
+        t->pools[side].v_scale = buffer_at(&t->v_scale, side);
         t->pools[side].shape = &t->p.shape;
         t->pools[side].regions = t->regions[side];
         t->pools[side].region_count = p->region_count;
@@ -431,6 +453,8 @@ void trial_free(trial *t)
         view_free(t->lab, views[i]);
     for (uint32_t i = 0; i < sizeof buffers / sizeof buffers[0]; ++i)
         buffer_free(t->lab, buffers[i]);
+    buffer_free(t->lab, &t->k_scale);
+    buffer_free(t->lab, &t->v_scale);
     for (uint32_t r = 0; r < PROBLEM_REGIONS_MAX; ++r) {
         buffer_free(t->lab, &t->codes[r]);
         buffer_free(t->lab, &t->scales[r]);

@@ -15,7 +15,7 @@
 #endif
 
 #define COUNT(list) ((uint32_t)(sizeof(list) / sizeof(list)[0]))
-#define PROBLEMS 5u
+#define PROBLEMS 8u
 
 /* The fixed list: every recipe's formats, with the features that go with them. */
 static problem listed(uint32_t i)
@@ -24,7 +24,10 @@ static problem listed(uint32_t i)
                                                   {NBL_Q8, NBL_MXFP4, NBL_MXFP4},
                                                   {NBL_Q8, NBL_INT4P, NBL_INT4P},
                                                   {NBL_Q8, NBL_MXFP4_16, NBL_INT4P},
-                                                  {NBL_Q8, NBL_INT8, NBL_INT8}};
+                                                  {NBL_Q8, NBL_INT8, NBL_INT8},
+                                                  {NBL_Q_DEFAULT, NBL_FORMAT_BF16, NBL_FORMAT_BF16},
+                                                  {NBL_Q_DEFAULT, NBL_NVFP4, NBL_FP8_E4M3},
+                                                  {NBL_Q_DEFAULT, NBL_FORMAT_FP16, NBL_FORMAT_FP16}};
     problem p = problem_default(lab_seed(6000) + i);
     problem_formats(&p, formats[i][1], formats[i][2]);
     p.q_format = formats[i][0];
@@ -38,7 +41,7 @@ static problem listed(uint32_t i)
     p.sinks = i == 1 || i == 2;
     p.k_data = i == 4 ? DATA_SCALED : DATA_NORMAL;
     p.v_data = i == 2 ? DATA_SCALED : DATA_NORMAL;
-    p.kv_len[0] = i == 0 ? 1100 : 300;
+    p.kv_len[0] = i == 0 || i == 5 ? 1100 : 300;
     p.q_len[0] = 7;
     return p;
 }

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define FORMATS 4u
+#define FORMATS 8u
 #define COUNT(list) ((uint32_t)(sizeof(list) / sizeof(list)[0]))
 
 static problem paged(uint32_t i)

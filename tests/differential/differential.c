@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define BATCH_MAX 5u
@@ -18,6 +19,8 @@ static const uint32_t dims[] = {16, 24, 64, 64, 72, 80, 96, 128, 128, 128, 128, 
 static const uint32_t page_sizes[] = {1, 3, 5, 8, 16, 16, 30, 32, 33, 64, 64, 128, 128, 256};
 static const uint32_t groups[] = {1, 2, 3, 4, 4, 5, 7, 8, 8, 16};
 static const uint32_t formats[] = {NBL_INT8, NBL_MXFP4, NBL_INT4P, NBL_MXFP4_16}; /* the last is not for is_decode */
+static const uint32_t float_formats[] = {NBL_FORMAT_BF16, NBL_FP8_E4M3, NBL_NVFP4,
+                                         NBL_FORMAT_BF16, NBL_INT8,     NBL_INT4P};
 static const uint32_t dtypes[] = {NBL_F32, NBL_F16, NBL_BF16, NBL_BF16};
 
 /* A problem and its arrays. */
@@ -42,7 +45,7 @@ typedef struct trial {
     uint32_t states; /* chunks asked for, 0: none */
     bool is_decode;  /* shaped for the fast decode kernels, which take only some shapes */
     bool is_prefill; /* the same for the prefill kernels */
-    array *codes[REGIONS_MAX], *scales[REGIONS_MAX];
+    array *codes[REGIONS_MAX], *scales[REGIONS_MAX], *head_scales[2];
     array *slots, *table, *kv_indptr, *q_indptr, *kv_lens, *center_codes, *center_exponents, *center_shifts, *stats;
     array *k, *v, *q, *o, *lse, *state_head, *state_o;
     nbl_region regions[SIDES][REGIONS_MAX];
@@ -84,8 +87,8 @@ static void random_shape(trial *t)
     t->shape.page_tokens = world_choice(w, page_sizes, COUNT(page_sizes));
     t->shape.k_hadamard = random_hadamard(w, t->shape.k_dim);
     t->shape.v_hadamard = random_hadamard(w, t->shape.v_dim);
-    t->shape.k_scale_rule = world_below(w, 5);
-    t->shape.v_scale_rule = world_below(w, 5);
+    t->shape.k_scale_rule = world_below(w, 6);
+    t->shape.v_scale_rule = world_below(w, 6);
     t->shape.centering = world_below(w, NBL_CENTERING_ALL + 1u);
     t->layer = world_below(w, t->shape.layers);
     t->q_heads = t->shape.kv_heads * world_choice(w, groups, COUNT(groups));
@@ -174,9 +177,37 @@ static void describe(trial *t, uint32_t number)
 
 /* ------------------------------------------------------------------------------------------------ arrays */
 
+/* A format of one side: of the integer core, or of a pool of the float core; fp16 is in all regions or in none. */
+static uint32_t random_format(const trial *t, bool is_float, bool is_fp16)
+{
+    if (is_fp16) {
+        return NBL_FORMAT_FP16;
+    }
+    return is_float ? world_choice(t->w, float_formats, COUNT(float_formats))
+                    : world_choice(t->w, formats, COUNT(formats) - t->is_decode);
+}
+
+static bool pool_is_float(const trial *t)
+{
+    bool any = false;
+    for (uint32_t r = 0; r < t->region_count; ++r) {
+        any = any || t->k_format[r] >= NBL_FORMAT_BF16 || t->v_format[r] >= NBL_FORMAT_BF16;
+    }
+    return any;
+}
+
+/* NIBBLE_TEST_FORMATS=float: every pool is one of the float core, but for the decode kernels' own cases. */
+static bool only_float(void)
+{
+    const char *text = getenv("NIBBLE_TEST_FORMATS");
+    return text != NULL && strcmp(text, "float") == 0;
+}
+
 static void make_pool(trial *t)
 {
     uint32_t pages_needed = 0;
+    bool is_float = !t->is_decode && !t->is_prefill && (world_below(t->w, 3) == 0 || only_float());
+    bool k_fp16 = is_float && world_below(t->w, 4) == 0, v_fp16 = is_float && world_below(t->w, 4) == 0;
     for (uint32_t b = 0; b < t->batch; ++b) {
         pages_needed += (t->kv_len[b] + t->shape.page_tokens - 1u) / t->shape.page_tokens;
     }
@@ -185,12 +216,12 @@ static void make_pool(trial *t)
     for (uint32_t r = 0; r < t->region_count; ++r) {
         nbl_page_layout layout = NBL_INIT(nbl_page_layout);
         nbl_error err = NBL_INIT(nbl_error);
-        t->k_format[r] = world_choice(t->w, formats, COUNT(formats) - t->is_decode);
-        t->v_format[r] = world_choice(t->w, formats, COUNT(formats) - t->is_decode);
+        t->k_format[r] = random_format(t, is_float, k_fp16);
+        t->v_format[r] = random_format(t, is_float, v_fp16);
         world_expect(t->w, &t->w->sides[0],
                      t->w->api->kv_layout(&t->shape, t->k_format[r], t->v_format[r], &layout, &err), &err, "kv_layout");
         t->codes[r] = world_array(t->w, layout.code_page_bytes * t->pages * t->shape.layers);
-        t->scales[r] = world_array(t->w, layout.scale_page_bytes * t->pages * t->shape.layers);
+        t->scales[r] = world_array(t->w, layout.scale_page_bytes * t->pages * t->shape.layers + 1u); /* may be none */
         for (uint32_t i = 0; i < SIDES; ++i) {
             t->regions[i][r] = (nbl_region){.k_format = t->k_format[r],
                                             .v_format = t->v_format[r],
@@ -206,8 +237,20 @@ static void make_pool(trial *t)
         world_send(t->w, t->codes[r]);
         world_send(t->w, t->scales[r]);
     }
+    bool has_scales = is_float && world_below(t->w, 2) == 0 && pool_is_float(t);
+    for (uint32_t k = 0; has_scales && k < 2u; ++k) {
+        uint32_t count = t->shape.layers * t->shape.kv_heads;
+        t->head_scales[k] = world_array(t->w, count * sizeof(float));
+        for (uint32_t i = 0; i < count; ++i) {
+            ((float *)(void *)t->head_scales[k]->host)[i] =
+                ldexpf(1.0f + (float)world_below(t->w, 64) / 64.0f, (int)world_below(t->w, 9) - 4);
+        }
+        world_send(t->w, t->head_scales[k]);
+    }
     for (uint32_t i = 0; i < SIDES; ++i) {
         t->pool[i] = (nbl_pool)NBL_INIT(nbl_pool);
+        t->pool[i].k_scale = has_scales ? (const float *)(void *)t->head_scales[0]->memory[i] : NULL;
+        t->pool[i].v_scale = has_scales ? (const float *)(void *)t->head_scales[1]->memory[i] : NULL;
         t->pool[i].shape = &t->shape;
         t->pool[i].regions = t->regions[i];
         t->pool[i].region_count = t->region_count;

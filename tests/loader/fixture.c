@@ -16,8 +16,8 @@ const nbl_api_v1 *api(void)
 
 void clean_env(void)
 {
-    static const char *const names[] = {"NIBBLE_BACKEND", "NIBBLE_BACKEND_DIR", "NIBBLE_LOG", "NIBBLE_SIM_THREADS",
-                                        "NIBBLE_SIM_ISA"};
+    static const char *const names[] = {"NIBBLE_BACKEND",     "NIBBLE_BACKEND_DIR", "NIBBLE_LOG",
+                                        "NIBBLE_SIM_THREADS", "NIBBLE_SIM_ISA",     "NIBBLE_SIM_PROFILE"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         cr_assert_eq(unsetenv(names[i]), 0, "cannot unset %s", names[i]);
 }

@@ -70,6 +70,9 @@ typedef struct oracle_vector {
     uint8_t elements[ORACLE_DIM_MAX];             /**< stored element codes: a byte (int8) or a nibble, Dp of them */
     int32_t block_exponents[ORACLE_BLOCKS_MAX];   /**< mxfp4: e_b */
     uint8_t block_multipliers[ORACLE_BLOCKS_MAX]; /**< int4p: m_b, 1..16 */
+    uint16_t halves[ORACLE_DIM_MAX];              /**< bf16, fp16: stored codes, Dp of them */
+    uint8_t block_scales[ORACLE_BLOCKS_MAX];      /**< nvfp4: E4M3 codes */
+    float values[ORACLE_DIM_MAX];                 /**< what the vector stands for, Dp of them; all formats */
 } oracle_vector;
 
 /** Dp of D (NUM 2.1). */
@@ -96,10 +99,38 @@ void oracle_quantize(uint32_t format, uint32_t rule, const float *x, uint32_t di
                      nbl_quant_stats *stats);
 /** NUM 3.6: the query form, q_format NBL_Q8 or NBL_Q4 or 0. */
 void oracle_quantize_query(uint32_t q_format, const float *x, uint32_t dim, oracle_vector *out);
-/** Recomputes codes and exponent from the stored fields (NUM 2.3 to 2.5). */
+/** Recomputes codes, exponent and values from the stored fields (NUM 2.3 to 2.5, 6.1). */
 void oracle_canonical(oracle_vector *vector);
 /** x[d] = c[d] * 2^E for d < D; exact. */
 void oracle_decode(const oracle_vector *vector, float *x);
+
+/* ------------------------------------------------------------------------------------------------ float core */
+
+/** Whose arithmetic NUM 6.2 takes, "sm_90" at first; false for an unknown name. */
+bool oracle_set_profile(const char *name);
+/** Whether a format is one of NUM 6.1, and whether some region of a pool has one. */
+bool oracle_is_float(uint32_t format);
+bool oracle_pool_is_float(const nbl_pool *pool);
+/** NUM 6.7: the scale of a head of a layer. */
+float oracle_head_scale(const nbl_pool *pool, enum oracle_side side, uint32_t layer, uint32_t head);
+/** Value of an E4M3 code that is no NaN. */
+float oracle_e4m3_value(uint32_t code);
+/** The quantizers of NUM 6.1; format, dim and padded_dim of out are set. */
+void oracle_quantize_float(uint32_t rule, const float *x, oracle_vector *out, uint64_t *saturated);
+/** Fills values of a vector in a float format. */
+void oracle_float_values(oracle_vector *vector);
+/** x rounded to fp16 or bf16 as NUM 6.3 does for queries. */
+float oracle_round_operand(float x, bool fp16);
+/** dot(c; a, b) of NUM 6.2. */
+float oracle_dot(float c, const float *a, const float *b, uint32_t count, bool fp16);
+/** x of NUM 7.2: the dot product of a query and a K in the same 4-bit float format. */
+float oracle_dot_fp4(const oracle_vector *q, const oracle_vector *k);
+/** dot(c; p, v) of NUM 7.3: fp8 steps of 32. */
+float oracle_dot_fp8(float c, const float *p, const float *v, uint32_t count);
+/** P of NUM 7.3 for u = t - GRID_F. */
+float oracle_weight_e4m3(double u);
+/** P of NUM 6.4 for u = t - GRID_F. */
+float oracle_weight_float(double u, bool fp16);
 
 /* ------------------------------------------------------------------------------------------------ pages */
 

@@ -16,12 +16,15 @@
 #define REBASE 32.0f
 #define Z_MAX 4194304.0f
 #define SMALLEST_NORMAL 0x1p-126f
+#define FLOAT_GRID 24576.0f
+#define FLOAT_REBASE 8.0f
 
 /* State of a chunk or of several (NUM 5.6). */
 typedef struct state {
     float m;
     float l;
     float o[ORACLE_DIM_MAX];
+    float s[16]; /* the float core's sums of a chunk (NUM 6.4) */
 } state;
 
 /* Decoded vectors of one kv head of one sequence; filled where a row looks, so that no other slot is ever read. */
@@ -32,6 +35,13 @@ typedef struct kv_head {
     uint8_t *loaded;
     int8_t *k;
     int8_t *v;
+    float *k_values; /* float core */
+    float *v_values;
+    bool is_float;
+    bool is_fp4;          /* Blackwell core */
+    oracle_vector *k_fp4; /* as stored */
+    bool k_fp16;
+    bool v_fp16;
     int32_t *k_exponent;
     int32_t *v_exponent;
     uint32_t k_stride;
@@ -48,7 +58,9 @@ typedef struct query_row {
     uint32_t h; /* query head */
     int64_t position;
     oracle_vector q;
+    float q_values[ORACLE_DIM_MAX]; /* float core */
     float cq_row;
+    float cq_unscaled; /* without the head's scale */
     float cs_row;
     float cap_scale; /* fl(soft_cap * LOG2E) */
     float slope;     /* fl(slope * LOG2E) */
@@ -94,6 +106,13 @@ static void kv_head_init(kv_head *kv, const nbl_attend_args *args, uint32_t b, u
     kv->v = allocate(tokens, kv->v_stride);
     kv->k_exponent = allocate(tokens, sizeof(int32_t));
     kv->v_exponent = allocate(tokens, sizeof(int32_t));
+    kv->is_float = oracle_pool_is_float(args->pool);
+    kv->is_fp4 = args->q_format == NBL_Q_FP4;
+    kv->k_fp4 = allocate(kv->is_fp4 ? tokens : 0, sizeof *kv->k_fp4);
+    kv->k_fp16 = args->pool->regions[0].k_format == NBL_FORMAT_FP16;
+    kv->v_fp16 = args->pool->regions[0].v_format == NBL_FORMAT_FP16;
+    kv->k_values = allocate(kv->is_float ? tokens * kv->k_stride : 0, sizeof(float));
+    kv->v_values = allocate(kv->is_float ? tokens * kv->v_stride : 0, sizeof(float));
 }
 
 static void kv_head_free(kv_head *kv)
@@ -103,6 +122,9 @@ static void kv_head_free(kv_head *kv)
     free(kv->v);
     free(kv->k_exponent);
     free(kv->v_exponent);
+    free(kv->k_values);
+    free(kv->k_fp4);
+    free(kv->v_values);
 }
 
 static void kv_head_load(kv_head *kv, int64_t j)
@@ -120,9 +142,18 @@ static void kv_head_load(kv_head *kv, int64_t j)
     oracle_slot_read(args->pool, args->layer, slot, ORACLE_K, kv->head, &vector);
     memcpy(kv->k + (uint64_t)j * kv->k_stride, vector.codes, kv->k_stride);
     kv->k_exponent[j] = vector.exponent;
+    if (kv->is_fp4) {
+        kv->k_fp4[j] = vector;
+    }
+    if (kv->is_float) {
+        memcpy(kv->k_values + (uint64_t)j * kv->k_stride, vector.values, kv->k_stride * sizeof(float));
+    }
     oracle_slot_read(args->pool, args->layer, slot, ORACLE_V, kv->head, &vector);
     memcpy(kv->v + (uint64_t)j * kv->v_stride, vector.codes, kv->v_stride);
     kv->v_exponent[j] = vector.exponent;
+    if (kv->is_float) {
+        memcpy(kv->v_values + (uint64_t)j * kv->v_stride, vector.values, kv->v_stride * sizeof(float));
+    }
     kv->loaded[j] = 1;
 }
 
@@ -179,10 +210,39 @@ static float center_offset(const query_row *row)
     if ((shape->centering & NBL_CENTERING_MEAN) == 0 || row->args->kv_len[row->b] == 0) {
         return 0.0f;
     }
+    if (row->kv->is_float) {
+        float r[16] = {0};
+        for (uint32_t d = 0; d < shape->k_dim; d++) {
+            r[d % 16] = fmaf(row->q_values[d], (float)centers->codes[at * shape->k_dim + d], r[d % 16]);
+        }
+        return ldexpf(oracle_tree(r), centers->exponents[at] - EXPONENT_BIAS) * row->cq_unscaled;
+    }
     for (uint32_t d = 0; d < shape->k_dim; d++) {
         sum += (int64_t)row->q.codes[d] * centers->codes[at * shape->k_dim + d];
     }
     return (float)ldexp((double)sum * (double)row->cq_row, centers->exponents[at] - EXPONENT_BIAS);
+}
+
+/* NUM 7.1: the row in K's format, times 2^-E; E is returned. */
+static int32_t quantize_fp4(const nbl_attend_args *args, const float *x, uint32_t dim, query_row *row)
+{
+    uint32_t format = args->pool->regions[0].k_format;
+    float largest = 0.0f;
+    float scaled[ORACLE_DIM_MAX];
+    int32_t e = format == NBL_NVFP4 ? -44 : 0;
+
+    for (uint32_t d = 0; d < dim; d++) {
+        largest = fmaxf(largest, fabsf(x[d]));
+    }
+    while (format == NBL_NVFP4 && e < 36 && (double)largest > ldexp(2688.0, e)) {
+        e++;
+    }
+    for (uint32_t d = 0; d < dim; d++) {
+        scaled[d] = ldexpf(x[d], -e);
+    }
+    oracle_quantize(format, NBL_RULE_DEFAULT, scaled, dim, &row->q, NULL);
+    memcpy(row->q_values, row->q.values, sizeof row->q_values);
+    return e;
 }
 
 /* NUM 5.1 and the per-row constants of 5.3. */
@@ -214,8 +274,23 @@ static void row_init(query_row *row, kv_head *kv, uint32_t i, uint32_t h)
     oracle_hadamard(x, shape->k_dim, shape->k_hadamard);
     oracle_quantize_query(args->q_format, x, shape->k_dim, &row->q);
     exponent = row->q.exponent - block_log2(shape->k_hadamard);
-    row->cq_row = ldexpf(sm_scale * log2e, exponent);
-    row->cs_row = args->soft_cap != 0.0f ? ldexpf(sm_scale / args->soft_cap, exponent) : 0.0f;
+    if (kv->is_float) {
+        memset(row->q_values, 0, sizeof row->q_values);
+        for (uint32_t d = 0; d < shape->k_dim; d++) {
+            row->q_values[d] = oracle_round_operand(x[d], kv->k_fp16);
+        }
+        exponent = -block_log2(shape->k_hadamard);
+    }
+    if (kv->is_fp4) {
+        exponent += quantize_fp4(args, x, shape->k_dim, row);
+    }
+    row->cq_unscaled = ldexpf(sm_scale * log2e, exponent);
+    row->cq_row = ldexpf(sm_scale * log2e * oracle_head_scale(args->pool, ORACLE_K, args->layer, kv->head), exponent);
+    row->cs_row = 0.0f;
+    if (args->soft_cap != 0.0f) {
+        float cs = sm_scale / args->soft_cap * oracle_head_scale(args->pool, ORACLE_K, args->layer, kv->head);
+        row->cs_row = ldexpf(cs, exponent);
+    }
     row->cap_scale = args->soft_cap * log2e;
     row->slope = args->alibi_slopes != NULL ? args->alibi_slopes[h] * log2e : 0.0f;
     row->offset = center_offset(row);
@@ -232,10 +307,15 @@ static void token_logit(const query_row *row, int64_t j, float *x, float *a)
         dot += row->q.codes[d] * k[d];
     }
     *x = ldexpf((float)dot, kv->k_exponent[j]);
+    if (kv->is_float) {
+        *x = kv->is_fp4
+                 ? oracle_dot_fp4(&row->q, &kv->k_fp4[j])
+                 : oracle_dot(0.0f, row->q_values, kv->k_values + (uint64_t)j * kv->k_stride, kv->k_stride, kv->k_fp16);
+    }
     if (row->args->soft_cap != 0.0f) {
         *x = oracle_tanhp(*x * row->cs_row);
     }
-    *a = (float)kv->v_exponent[j];
+    *a = kv->is_float ? 0.0f : (float)kv->v_exponent[j];
     if (row->args->alibi_slopes != NULL) {
         *a = fmaf(row->slope, (float)(j - row->position), *a);
     }
@@ -281,7 +361,7 @@ static float tile_grid(tile *tl, const query_row *row, float base, float limit)
     float largest = -INFINITY;
     for (uint32_t n = 0; n < tl->count; n++) {
         float a = tl->a[n] - base;
-        tl->t[n] = fminf(fmaf(tl->x[n], logit_factor(row), a + GRID), limit);
+        tl->t[n] = fminf(fmaf(tl->x[n], logit_factor(row), a + (row->kv->is_float ? FLOAT_GRID : GRID)), limit);
         largest = fmaxf(largest, tl->t[n]);
     }
     return largest;
@@ -315,8 +395,58 @@ static void tile_accumulate(const tile *tl, const query_row *row, float m, state
 static void state_scale(state *st, float factor, uint32_t v_dim)
 {
     st->l *= factor;
+    for (uint32_t r = 0; r < 16; r++) {
+        st->s[r] *= factor;
+    }
     for (uint32_t d = 0; d < v_dim; d++) {
         st->o[d] *= factor;
+    }
+}
+
+/* The tile's share of NUM 6.4 and 6.5: places of the tile that no token takes are zeros. */
+static void float_accumulate(const tile *tl, const query_row *row, state *st)
+{
+    float p[TILE_TOKENS] = {0};
+    float v[TILE_TOKENS];
+
+    for (uint32_t n = 0; n < tl->count; n++) {
+        double u = (double)tl->t[n] - (double)FLOAT_GRID;
+        float weight = row->kv->is_fp4 ? oracle_weight_e4m3(u) : oracle_weight_float(u, row->kv->v_fp16);
+        p[tl->j[n] % TILE_TOKENS] = weight;
+        st->s[tl->j[n] % 16] += weight;
+    }
+    for (uint32_t d = 0; d < row->args->pool->shape->v_dim; d++) {
+        memset(v, 0, sizeof v);
+        for (uint32_t n = 0; n < tl->count; n++) {
+            v[tl->j[n] % TILE_TOKENS] = row->kv->v_values[(uint64_t)tl->j[n] * row->kv->v_stride + d];
+        }
+        st->o[d] = row->kv->is_fp4 ? oracle_dot_fp8(st->o[d], p, v, TILE_TOKENS)
+                                   : oracle_dot(st->o[d], p, v, TILE_TOKENS, row->kv->v_fp16);
+    }
+}
+
+/* One tile of NUM 6.4 on a state whose base is set. */
+static void float_process(tile *tl, const query_row *row, state *st)
+{
+    float limit = FLOAT_GRID + (row->kv->is_fp4 ? 0.0f : FLOAT_REBASE);
+    if (tile_grid(tl, row, st->m, INFINITY) > limit) {
+        float base = fmaxf(st->m, tile_base(tl, row));
+        state_scale(st, oracle_pow2((double)st->m - (double)base), row->args->pool->shape->v_dim);
+        st->m = base;
+        tile_grid(tl, row, base, limit);
+    }
+    float_accumulate(tl, row, st);
+}
+
+/* NUM 6.6. */
+static void float_finish(const query_row *row, state *st)
+{
+    float unit = constant(C_BITS) * oracle_head_scale(row->args->pool, ORACLE_V, row->args->layer, row->kv->head);
+    float weight_unit = row->kv->is_fp4 ? 0x1p-8f : 1.0f;
+    unit *= weight_unit;
+    st->l = oracle_tree(st->s) * weight_unit;
+    for (uint32_t d = 0; d < row->args->pool->shape->v_dim; d++) {
+        st->o[d] = st->o[d] * unit + 0.0f;
     }
 }
 
@@ -362,7 +492,14 @@ static void chunk_state(const query_row *row, int64_t chunk, state *st)
             st->m = tile_base(&tl, row);
             started = true;
         }
-        tile_process(&tl, row, st);
+        if (row->kv->is_float) {
+            float_process(&tl, row, st);
+        } else {
+            tile_process(&tl, row, st);
+        }
+    }
+    if (row->kv->is_float) {
+        float_finish(row, st);
     }
     if (state_is_empty(st)) {
         state_clear(st);

@@ -14,7 +14,7 @@ uint32_t oracle_padded_dim(uint32_t dim)
 
 uint32_t oracle_block_size(uint32_t format, uint32_t padded_dim)
 {
-    if (format == NBL_INT8) {
+    if (format == NBL_INT8 || (oracle_is_float(format) && format != NBL_NVFP4)) {
         return padded_dim;
     }
     return format == NBL_MXFP4 ? 32u : 16u;
@@ -295,12 +295,8 @@ static void canonical_mxfp4(oracle_vector *vector)
     }
 }
 
-void oracle_canonical(oracle_vector *vector)
+static void canonical_int(oracle_vector *vector)
 {
-    if (vector->format == NBL_MXFP4 || vector->format == NBL_MXFP4_16) {
-        canonical_mxfp4(vector);
-        return;
-    }
     for (uint32_t d = 0; d < vector->padded_dim; d++) {
         int32_t element = vector->elements[d];
         if (vector->format == NBL_INT8) {
@@ -311,10 +307,27 @@ void oracle_canonical(oracle_vector *vector)
     }
 }
 
-static bool any_nonzero_code(const oracle_vector *vector)
+void oracle_canonical(oracle_vector *vector)
+{
+    if (oracle_is_float(vector->format)) {
+        oracle_float_values(vector);
+        return;
+    }
+    if (vector->format == NBL_MXFP4 || vector->format == NBL_MXFP4_16) {
+        canonical_mxfp4(vector);
+    } else {
+        canonical_int(vector);
+    }
+    for (uint32_t d = 0; d < vector->padded_dim; d++) {
+        vector->values[d] = (float)ldexp((double)vector->codes[d], vector->exponent);
+    }
+}
+
+static bool any_nonzero_value(const oracle_vector *vector)
 {
     for (uint32_t d = 0; d < vector->padded_dim; d++) {
-        if (vector->codes[d] != 0) {
+        if (oracle_is_float(vector->format) ? vector->elements[d] != 0 || vector->halves[d] != 0
+                                            : vector->codes[d] != 0) {
             return true;
         }
     }
@@ -335,6 +348,10 @@ void oracle_quantize(uint32_t format, uint32_t rule, const float *x, uint32_t di
         padded[d] = (double)x[d];
     }
     switch (format) {
+    case NBL_FORMAT_BF16:
+    case NBL_FORMAT_FP16:
+    case NBL_FP8_E4M3:
+    case NBL_NVFP4: oracle_quantize_float(rule, x, out, &saturated); break;
     case NBL_INT8: quantize_int8(padded, out, &saturated); break;
     case NBL_INT4P: quantize_int4p(padded, out, &saturated); break;
     default: quantize_mxfp4(rule, padded, out, &saturated); break;
@@ -342,7 +359,7 @@ void oracle_quantize(uint32_t format, uint32_t rule, const float *x, uint32_t di
     oracle_canonical(out);
     if (stats != NULL) {
         stats->saturated += saturated;
-        stats->flushed += largest_magnitude(padded, dim) > 0.0 && !any_nonzero_code(out);
+        stats->flushed += largest_magnitude(padded, dim) > 0.0 && !any_nonzero_value(out);
     }
 }
 
@@ -353,7 +370,5 @@ void oracle_quantize_query(uint32_t q_format, const float *x, uint32_t dim, orac
 
 void oracle_decode(const oracle_vector *vector, float *x)
 {
-    for (uint32_t d = 0; d < vector->dim; d++) {
-        x[d] = (float)ldexp((double)vector->codes[d], vector->exponent);
-    }
+    memcpy(x, vector->values, vector->dim * sizeof *x);
 }

@@ -209,6 +209,9 @@ static void append_vector(const nbl_append_args *args, uint64_t t, uint32_t head
     if (side == ORACLE_K && (shape->centering & NBL_CENTERING_MEAN) != 0) {
         subtract_center(args, t, head, x);
     }
+    for (uint32_t d = 0; d < side_dim(shape, side); d++) {
+        x[d] /= oracle_head_scale(args->pool, side, args->layer, head);
+    }
     oracle_quantize(side_format(region, side), side_rule(shape, side), x, side_dim(shape, side), &vector, args->stats);
     oracle_slot_write(args->pool, args->layer, args->slots[t], side, head, &vector);
     if (args->stats != NULL) {
@@ -266,6 +269,9 @@ static void gather_vector(const nbl_gather_args *args, uint64_t t, uint32_t head
     if (args->slots[t] >= 0) {
         oracle_slot_read(args->pool, args->layer, args->slots[t], side, head, &vector);
         oracle_decode(&vector, x);
+        for (uint32_t d = 0; d < vector.dim; d++) {
+            x[d] *= oracle_head_scale(args->pool, side, args->layer, head);
+        }
         if (!(args->flags & NBL_GATHER_STORED)) {
             restore(args, t, head, side, x);
         }
@@ -341,6 +347,11 @@ static void transcode_vector(const nbl_transcode_args *args, uint32_t layer, uin
 
     oracle_slot_read(args->src_pool, layer, src_slot, side, head, &vector);
     oracle_decode(&vector, x);
+    for (uint32_t d = 0; d < vector.dim; d++) {
+        float from_scale = oracle_head_scale(args->src_pool, side, layer, head);
+        float to_scale = oracle_head_scale(args->dst_pool, side, layer, head);
+        x[d] = from_scale == to_scale ? x[d] : x[d] * from_scale / to_scale;
+    }
     oracle_quantize(side_format(to, side), side_rule(to_shape, side), x, vector.dim, &vector, args->stats);
     oracle_slot_write(args->dst_pool, layer, dst_slot, side, head, &vector);
     if (args->stats != NULL) {

@@ -8,21 +8,30 @@
 
 static bool is_8bit(uint32_t format)
 {
-    return format == NBL_INT8;
+    return format == NBL_INT8 || format == NBL_FP8_E4M3;
+}
+
+static bool is_16bit(uint32_t format)
+{
+    return format == NBL_FORMAT_BF16 || format == NBL_FORMAT_FP16;
 }
 
 uint64_t oracle_code_bytes(uint32_t format, uint32_t dim)
 {
     uint32_t padded = oracle_padded_dim(dim);
-    return is_8bit(format) ? padded : padded / 2u;
+    return is_16bit(format) ? 2u * padded : is_8bit(format) ? padded : padded / 2u;
 }
 
 uint64_t oracle_scale_bytes(uint32_t format, uint32_t dim)
 {
     uint32_t padded = oracle_padded_dim(dim);
     switch (format) {
+    case NBL_FORMAT_BF16:
+    case NBL_FORMAT_FP16:
+    case NBL_FP8_E4M3: return 0;
     case NBL_INT8: return 1;
     case NBL_MXFP4: return padded / 32u;
+    case NBL_NVFP4:
     case NBL_MXFP4_16: return padded / 16u;
     default: return padded / 32u + 1u;
     }
@@ -79,7 +88,12 @@ uint64_t oracle_code_offset(enum oracle_side side, uint32_t format, uint32_t dim
     uint64_t padded = oracle_padded_dim(dim);
     uint32_t run = side == ORACLE_K ? 4u : 16u;
 
-    *shift = !is_8bit(format) && d / run % 2u == 1u ? 4u : 0u;
+    *shift = !is_8bit(format) && !is_16bit(format) && d / run % 2u == 1u ? 4u : 0u;
+    if (is_16bit(format)) {
+        uint64_t g = t / 32u;
+        uint64_t w = page_tokens - 32u * g < 32u ? page_tokens - 32u * g : 32u;
+        return 32u * g * 2u * padded + d / 8u * 16u * w + 16u * (t - 32u * g) + 2u * (d % 8u);
+    }
     return side == ORACLE_K ? k_code_offset(format, padded, page_tokens, t, d)
                             : v_code_offset(format, padded, page_tokens, t, d);
 }
@@ -120,6 +134,9 @@ static page_part find_part(const nbl_kv_shape *shape, uint32_t k_format, uint32_
 
 static uint8_t scale_byte(const oracle_vector *vector, uint32_t plane)
 {
+    if (vector->format == NBL_NVFP4) {
+        return vector->block_scales[plane];
+    }
     if (vector->format == NBL_MXFP4 || vector->format == NBL_MXFP4_16) {
         return (uint8_t)(vector->block_exponents[plane] + EXPONENT_BIAS);
     }
@@ -133,7 +150,9 @@ static uint8_t scale_byte(const oracle_vector *vector, uint32_t plane)
 
 static void set_scale_byte(oracle_vector *vector, uint32_t plane, uint8_t byte)
 {
-    if (vector->format == NBL_MXFP4 || vector->format == NBL_MXFP4_16) {
+    if (vector->format == NBL_NVFP4) {
+        vector->block_scales[plane] = byte;
+    } else if (vector->format == NBL_MXFP4 || vector->format == NBL_MXFP4_16) {
         vector->block_exponents[plane] = byte - EXPONENT_BIAS;
     } else if (vector->format == NBL_INT4P && plane < vector->padded_dim / 32u) {
         vector->block_multipliers[2u * plane] = (uint8_t)((byte & 15) + 1);
@@ -153,6 +172,11 @@ void oracle_page_write(const nbl_kv_shape *shape, uint32_t k_format, uint32_t v_
         uint8_t *byte =
             codes + part.codes_at + oracle_code_offset(side, part.format, part.dim, shape->page_tokens, t, d, &shift);
         uint32_t mask = is_8bit(part.format) ? 255u : 15u << shift;
+        if (is_16bit(part.format)) {
+            byte[0] = (uint8_t)vector->halves[d];
+            byte[1] = (uint8_t)(vector->halves[d] >> 8);
+            continue;
+        }
         *byte = (uint8_t)((*byte & ~mask) | (uint32_t)vector->elements[d] << shift);
     }
     for (uint32_t plane = 0; plane < oracle_scale_bytes(part.format, part.dim); plane++) {
@@ -173,6 +197,10 @@ void oracle_page_read(const nbl_kv_shape *shape, uint32_t k_format, uint32_t v_f
         uint32_t shift;
         uint64_t at = oracle_code_offset(side, part.format, part.dim, shape->page_tokens, t, d, &shift);
         uint32_t mask = is_8bit(part.format) ? 255u : 15u;
+        if (is_16bit(part.format)) {
+            vector->halves[d] = (uint16_t)(codes[part.codes_at + at] | codes[part.codes_at + at + 1] << 8);
+            continue;
+        }
         vector->elements[d] = (uint8_t)((uint32_t)codes[part.codes_at + at] >> shift & mask);
     }
     for (uint32_t plane = 0; plane < oracle_scale_bytes(part.format, part.dim); plane++) {

@@ -89,6 +89,8 @@ typedef struct nbl_recipe {
     uint32_t sink_tokens; /**< first tokens of a sequence kept in int8, rounded up to whole pages */
     uint32_t reserved;
     char name[32];
+    uint32_t scale_rule; /**< enum nbl_scale_rule, of K and V */
+    uint32_t reserved_end;
 } nbl_recipe;
 
 /* Flags of nbl_cache_config, since 1.1. */
@@ -403,8 +405,8 @@ typedef struct nbl_api_v1 {
      *
      * Where the first device cannot be had (NBL_E_DEVICE, NBL_E_UNSUPPORTED, NBL_E_BACKEND) and the list named more
      * backends, the next one is loaded and opened; the move is logged and recorded in the report. After the first
-     * success the choice is final; a call that finds no device leaves it open. NIBBLE_SIM_THREADS and NIBBLE_SIM_ISA go
-     * before options->threads and options->isa.
+     * success the choice is final; a call that finds no device leaves it open. NIBBLE_SIM_THREADS, NIBBLE_SIM_ISA and
+     * NIBBLE_SIM_PROFILE go before options->threads, options->isa and options->profile.
      *
      * Memory     The device is the caller's to close, before its runtime is destroyed.
      * Threads    One at a time per runtime; devices of one runtime may be used in parallel.

@@ -116,7 +116,7 @@ NBL_ASSERT_FIELD(nbl_region, code_layer_stride, 40);
 NBL_ASSERT_FIELD(nbl_region, scale_page_stride, 48);
 NBL_ASSERT_FIELD(nbl_region, scale_layer_stride, 56);
 
-NBL_ASSERT_SIZE(nbl_pool);
+NBL_STATIC_ASSERT(sizeof(nbl_pool) == 56u, "size of nbl_pool, which has grown");
 NBL_ASSERT_FIELD(nbl_pool, struct_size, 0);
 NBL_ASSERT_FIELD(nbl_pool, flags, 4);
 NBL_ASSERT_FIELD(nbl_pool, next, 8);
@@ -124,6 +124,8 @@ NBL_ASSERT_FIELD(nbl_pool, shape, 16);
 NBL_ASSERT_FIELD(nbl_pool, regions, 24);
 NBL_ASSERT_FIELD(nbl_pool, region_count, 32);
 NBL_ASSERT_FIELD(nbl_pool, reserved, 36);
+NBL_ASSERT_FIELD(nbl_pool, k_scale, 40);
+NBL_ASSERT_FIELD(nbl_pool, v_scale, 48);
 
 NBL_ASSERT_SIZE(nbl_page_layout);
 NBL_ASSERT_FIELD(nbl_page_layout, struct_size, 0);
@@ -308,13 +310,14 @@ NBL_ASSERT_FIELD(nbl_caps, graph_capture, 60);
 NBL_ASSERT_FIELD(nbl_caps, device_name, 64);
 NBL_ASSERT_FIELD(nbl_caps, isa, 128);
 
-NBL_ASSERT_SIZE(nbl_device_options);
+NBL_STATIC_ASSERT(sizeof(nbl_device_options) == 40u, "size of nbl_device_options, which has grown");
 NBL_ASSERT_FIELD(nbl_device_options, struct_size, 0);
 NBL_ASSERT_FIELD(nbl_device_options, flags, 4);
 NBL_ASSERT_FIELD(nbl_device_options, next, 8);
 NBL_ASSERT_FIELD(nbl_device_options, ordinal, 16);
 NBL_ASSERT_FIELD(nbl_device_options, threads, 20);
 NBL_ASSERT_FIELD(nbl_device_options, isa, 24);
+NBL_ASSERT_FIELD(nbl_device_options, profile, 32);
 
 NBL_ASSERT_SIZE(nbl_load_attempt);
 NBL_ASSERT_FIELD(nbl_load_attempt, struct_size, 0);
@@ -343,7 +346,7 @@ NBL_ASSERT_FIELD(nbl_load_options, log, 32);
 NBL_ASSERT_FIELD(nbl_load_options, log_user, 40);
 NBL_ASSERT_FIELD(nbl_load_options, client_name, 48);
 
-NBL_ASSERT_SIZE(nbl_recipe);
+NBL_STATIC_ASSERT(sizeof(nbl_recipe) == 88u, "size of nbl_recipe, which has grown");
 NBL_ASSERT_FIELD(nbl_recipe, struct_size, 0);
 NBL_ASSERT_FIELD(nbl_recipe, flags, 4);
 NBL_ASSERT_FIELD(nbl_recipe, next, 8);
@@ -356,6 +359,8 @@ NBL_ASSERT_FIELD(nbl_recipe, centering, 36);
 NBL_ASSERT_FIELD(nbl_recipe, sink_tokens, 40);
 NBL_ASSERT_FIELD(nbl_recipe, reserved, 44);
 NBL_ASSERT_FIELD(nbl_recipe, name, 48);
+NBL_ASSERT_FIELD(nbl_recipe, scale_rule, 80);
+NBL_ASSERT_FIELD(nbl_recipe, reserved_end, 84);
 
 NBL_STATIC_ASSERT(sizeof(nbl_cache_config) == 184u, "size of nbl_cache_config");
 NBL_ASSERT_FIELD(nbl_cache_config, struct_size, 0);

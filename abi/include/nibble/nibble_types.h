@@ -143,10 +143,14 @@ typedef struct nbl_tensor {
 /** Storage format of one K or V vector (NUM 2, docs/formats.md). */
 enum nbl_format {
     NBL_FORMAT_NONE = 0,
-    NBL_INT8 = 1,     /**< 8-bit codes, one exponent per vector */
-    NBL_MXFP4 = 2,    /**< OCP E2M1 codes, one E8M0 exponent per 32 elements, spread at most 3 */
-    NBL_MXFP4_16 = 3, /**< the same with blocks of 16 */
-    NBL_INT4P = 4,    /**< 4-bit codes, a 4-bit multiplier per 16 elements, one exponent per vector */
+    NBL_INT8 = 1,        /**< 8-bit codes, one exponent per vector */
+    NBL_MXFP4 = 2,       /**< OCP E2M1 codes, one E8M0 exponent per 32 elements, spread at most 3 */
+    NBL_MXFP4_16 = 3,    /**< the same with blocks of 16 */
+    NBL_INT4P = 4,       /**< 4-bit codes, a 4-bit multiplier per 16 elements, one exponent per vector */
+    NBL_FORMAT_BF16 = 5, /**< bfloat16; this and the following belong to the float core (NUM 6) */
+    NBL_FORMAT_FP16 = 6, /**< IEEE binary16; in a pool, K is fp16 in all regions or in none, and so is V */
+    NBL_FP8_E4M3 = 7,    /**< E4M3 codes */
+    NBL_NVFP4 = 8,       /**< E2M1 codes, one E4M3 scale per 16 elements */
     NBL_FORMAT_MAX_ENUM = 0x7fffffff
 };
 
@@ -155,16 +159,19 @@ enum nbl_qformat {
     NBL_Q_DEFAULT = 0, /**< NBL_Q8 */
     NBL_Q8 = 1,        /**< int8 */
     NBL_Q4 = 2,        /**< mxfp4 */
+    NBL_Q_FP4 = 3,     /**< K's own format, nvfp4 or mxfp4: the Blackwell core, with V in fp8_e4m3 (NUM 7) */
     NBL_QFORMAT_MAX_ENUM = 0x7fffffff
 };
 
-/** Rule that picks an mxfp4 block exponent (NUM 3.4). Ignored by the other formats. */
+/** Rule that picks a block's scale: 1 to 4 for mxfp4 (NUM 3.4), 5 for nvfp4 (NUM 6.1). A format for which the rule is
+ * not meant uses its default. */
 enum nbl_scale_rule {
-    NBL_RULE_DEFAULT = 0, /**< NBL_RULE_OPTIMAL */
-    NBL_RULE_OPTIMAL = 1, /**< smallest e with amax <= 7.25 * 2^e */
-    NBL_RULE_FLOOR = 2,   /**< OCP: floor(log2 amax) - 2 */
-    NBL_RULE_CEIL = 3,    /**< smallest e with amax <= 6 * 2^e; never clips */
-    NBL_RULE_MSE = 4,     /**< least squared error among OPTIMAL - 1, OPTIMAL, OPTIMAL + 1 */
+    NBL_RULE_DEFAULT = 0,       /**< NBL_RULE_OPTIMAL */
+    NBL_RULE_OPTIMAL = 1,       /**< smallest e with amax <= 7.25 * 2^e */
+    NBL_RULE_FLOOR = 2,         /**< OCP: floor(log2 amax) - 2 */
+    NBL_RULE_CEIL = 3,          /**< smallest e with amax <= 6 * 2^e; never clips */
+    NBL_RULE_MSE = 4,           /**< least squared error among OPTIMAL - 1, OPTIMAL, OPTIMAL + 1 */
+    NBL_RULE_FOUR_OVER_SIX = 5, /**< nvfp4: amax / 6 or amax / 4, whichever errs less; the default is amax / 6 */
     NBL_RULE_MAX_ENUM = 0x7fffffff
 };
 
@@ -221,6 +228,10 @@ typedef struct nbl_pool {
     const nbl_region *regions;
     uint32_t region_count; /**< 1..8 */
     uint32_t reserved;
+    const float
+        *k_scale; /**< float32 [L, Hk] in device memory, or NULL: 1. What K is stored as a multiple of, in pools of
+                               the float core alone; 2^-30 to 2^30 (NUM 6.7) */
+    const float *v_scale; /**< the same of V */
 } nbl_pool;
 
 /** Sizes of one page of one layer in one pair of formats (docs/formats.md); out of kv_layout. */
@@ -478,8 +489,10 @@ typedef struct nbl_caps {
 typedef struct nbl_device_options {
     NBL_HEADER;
     uint32_t ordinal;
-    uint32_t threads; /**< sim: team size, 0 = CPUs this process may use; NIBBLE_SIM_THREADS goes before it */
-    const char *isa;  /**< sim: "scalar", "avx2" or "avx512"; NULL = best; NIBBLE_SIM_ISA goes before it */
+    uint32_t threads;    /**< sim: team size, 0 = CPUs this process may use; NIBBLE_SIM_THREADS goes before it */
+    const char *isa;     /**< sim: "scalar", "avx2" or "avx512"; NULL = best; NIBBLE_SIM_ISA goes before it */
+    const char *profile; /**< sim: the GPU whose arithmetic the float core has, "sm_80", "sm_89", "sm_90", "sm_100" or
+                              "sm_120" (NUM 6.2); NULL = "sm_90"; NIBBLE_SIM_PROFILE goes before it */
 } nbl_device_options;
 
 /** Direction of a copy between host and device memory. */

@@ -10,6 +10,8 @@
 #include "../ptx/ptx.cuh"
 #include "../tile/block16.cuh"
 #include "exp2grid.h"
+#include "float_format.h"
+#include "rowsum.h"
 
 #define THREADS 256u
 #define VECTORS_MAX (THREADS / 2u)
@@ -223,6 +225,58 @@ static __device__ uint32_t find_sequence(const attend_params &p, uint32_t token)
     return sequence_of(p.q_indptr, p.batch, token);
 }
 
+/* The float core's row (NUM 6.3): the thread's halves into place. */
+static __device__ void store_halves(const attend_params &p, const float (&x)[BLOCK16], uint64_t row, uint32_t b)
+{
+    uint16_t *to = (uint16_t *)(void *)p.codes + row * p.k_dim_padded + b * BLOCK16;
+    uint64_t ignored = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < BLOCK16; ++i) {
+        to[i] = nbl_half_encode(x[i], p.k_fp16 != 0, &ignored);
+    }
+}
+
+/* sum_d q[d] * mu[d] in the order of NUM 6.6, by one thread. */
+static __device__ float center_dot_float(const attend_params &p, const int8_t *center, uint64_t row)
+{
+    const uint16_t *q = (const uint16_t *)(const void *)p.codes + row * p.k_dim_padded;
+    float sums[NBL_PARTIAL_SUMS] = {0};
+    for (uint32_t first = 0; first < p.k_dim; first += NBL_PARTIAL_SUMS) {
+#pragma unroll
+        for (uint32_t i = 0; i < NBL_PARTIAL_SUMS; ++i) {
+            if (first + i < p.k_dim) {
+                sums[i] = nbl_fma(nbl_half_decode(q[first + i], p.k_fp16 != 0), (float)center[first + i], sums[i]);
+            }
+        }
+    }
+    return nbl_sum_tree(sums);
+}
+
+/* The row as the float core wants it; all threads of the block call it. */
+static __device__ void finish_float_row(const attend_params &p, const float (&x)[BLOCK16], uint64_t row, uint32_t b,
+                                        bool active, uint32_t sequence, uint32_t kv_head,
+                                        const block16_centering &centering)
+{
+    if (active) {
+        store_halves(p, x, row, b);
+    }
+    __syncthreads();
+    if (!active || b != 0) {
+        return;
+    }
+    cuda_query query;
+    const float rotation = nbl_pow2(-nbl_log2_of(p.k_hadamard));
+    query.scale = p.c * nbl_head_scale(p.pages.k_scale, kv_head) * rotation;
+    query.offset = 0.0f;
+    query.bias = 0;
+    query.sequence = (int32_t)sequence;
+    if (centering.codes != NULL && p.kv_len[sequence] > 0) {
+        query.offset = center_dot_float(p, centering.codes, row) * nbl_pow2(nbl_e8m0_decode_slot(*centering.exponent)) *
+                       (p.c * rotation);
+    }
+    p.queries[row] = query;
+}
+
 /* One row by its team. All threads of the block call it. */
 static __device__ void prepare_row(const attend_params &p, uint32_t row, bool active, uint32_t team, uint32_t b,
                                    uint32_t *slot)
@@ -237,6 +291,10 @@ static __device__ void prepare_row(const attend_params &p, uint32_t row, bool ac
     float x[BLOCK16];
     uint32_t words[4], center[4];
     load(p, token, head, active, b, centering, x);
+    if (p.is_float) {
+        finish_float_row(p, x, row, b, active, sequence, head / p.group_rows, centering);
+        return;
+    }
     int32_t exponent =
         p.q_format == NBL_Q4 ? quantize_q4(x, team, b, slot, words) : quantize_q8(x, team, b, slot, words);
     read_bytes(centering.codes, p.k_dim, b, center);

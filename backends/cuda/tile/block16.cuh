@@ -294,7 +294,7 @@ CUDA_DEVICE uint32_t block16_amax_bits(const float (&x)[BLOCK16])
 /** A quantized block: codes as the page holds them. */
 struct block16_codes {
     uint8_t code[BLOCK16];
-    int32_t exponent;    /**< E of int8 and int4p, e_b of mxfp4 */
+    int32_t exponent;    /**< E of int8 and int4p, e_b of mxfp4, the scale byte of nvfp4 */
     uint32_t multiplier; /**< m_b of int4p, else 1 */
     uint32_t saturated;
 };
@@ -502,7 +502,7 @@ CUDA_DEVICE void block16_store_codes(const block16_part *part, uint32_t token, u
     uint8_t *at = part->codes + block16_code_byte(part, token, first);
     if (part->kind == NBL_KIND_K) {
         uint32_t stride = 4u * nbl_layout_group_width(part->page_tokens, token, NBL_LAYOUT_K_GROUP_TOKENS);
-        if (part->format == NBL_INT8) {
+        if (nbl_layout_code_bits(part->format) == 8u) {
 #pragma unroll
             for (uint32_t i = 0; i < 4u; ++i) {
                 *(uint32_t *)(void *)(at + i * stride) = words[i];
@@ -514,7 +514,7 @@ CUDA_DEVICE void block16_store_codes(const block16_part *part, uint32_t token, u
         return;
     }
     uint32_t stride = nbl_layout_group_width(part->page_tokens, token, NBL_LAYOUT_V_GROUP_TOKENS);
-    if (part->format == NBL_INT8) {
+    if (nbl_layout_code_bits(part->format) == 8u) {
 #pragma unroll
         for (uint32_t i = 0; i < BLOCK16; ++i) {
             at[i * stride] = code[i];

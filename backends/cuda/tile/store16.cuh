@@ -6,7 +6,7 @@
 #ifndef CUDA_STORE16_H
 #define CUDA_STORE16_H
 
-#include "block16.cuh"
+#include "float16.cuh"
 
 /** Totals of a block, in shared memory. */
 struct block_stats {
@@ -47,7 +47,11 @@ CUDA_DEVICE void store16_scales(const store16_target &at, const block16_codes &q
 {
     uint8_t *scales = at.part.scales + at.token;
     uint32_t tokens = at.part.page_tokens;
-    if (at.part.format == NBL_INT8) {
+    if (nbl_layout_is_float(at.part.format)) {
+        if (at.part.format == NBL_NVFP4) {
+            scales[at.b * tokens] = (uint8_t)q.exponent;
+        }
+    } else if (at.part.format == NBL_INT8) {
         if (at.b == 0) {
             *scales = nbl_e8m0_encode(q.exponent);
         }
@@ -84,7 +88,9 @@ CUDA_DEVICE void store16_quantize(const float (&x)[BLOCK16], const store16_targe
         uint32_t most = block16_team_max((uint32_t)(exponent - NBL_BLOCK_E_MIN), at.team, slot, at.b == 0);
         exponent = max(exponent, (int32_t)most + NBL_BLOCK_E_MIN - NBL_BLOCK_E_SPREAD);
     }
-    if (at.part.format == NBL_INT8) {
+    if (nbl_layout_is_float(at.part.format)) {
+        float16_quantize(x, at.part.format, rule, q);
+    } else if (at.part.format == NBL_INT8) {
         block16_int8(x, amax, q);
     } else if (at.part.format == NBL_INT4P) {
         block16_int4p(x, amax, q);
@@ -119,14 +125,19 @@ CUDA_DEVICE void store16(const float (&x)[BLOCK16], const store16_target &at, ui
     block16_codes q;
     store16_quantize(x, at, rule, may_be_mxfp4, amax, slot, &q);
     uint32_t pair_multiplier = __shfl_xor_sync(FULL_WARP, q.multiplier, 1);
-    block16_store_codes(&at.part, at.token, at.b, q.code, at.active);
+    bool is_half = nbl_layout_code_bits(at.part.format) == 16u;
+    bool is_nonzero = has_nonzero(q, at.part.format);
+    if (is_half) {
+        is_nonzero = float16_store_halves(x, &at.part, at.token, at.b, at.active, &q.saturated);
+    }
+    block16_store_codes(&at.part, at.token, at.b, q.code, at.active && !is_half);
     if (at.active) {
         store16_scales(at, q, pair_multiplier);
     }
     if (total == NULL) {
         return;
     }
-    uint32_t nonzero = block16_team_max(has_nonzero(q, at.part.format), at.team, slot, at.b == 0);
+    uint32_t nonzero = block16_team_max(is_nonzero, at.team, slot, at.b == 0);
     bool counts_vector = at.active && at.b == 0;
     add_block(&total->vectors, counts_vector);
     add_block(&total->nan_inputs, counts.nan_inputs);
