@@ -172,7 +172,7 @@ Test(cache_reports, f8_freed_twice_gives_no_alias)
     ledger_close(&l);
 }
 
-/* report F9, report F11: 2000 requests with shared prefixes leak nothing, and the counters equal a recount all the way. */
+/* report F9, report F11: 2000 requests with shared prefixes leak nothing, and counters equal a recount all the way. */
 Test(cache_reports, f9_f11_counters_equal_a_recount_over_2000_lives)
 {
     static ledger l;

@@ -75,6 +75,11 @@ bool is_wgmma(int form)
     return form >= WGMMA_BF16;
 }
 
+bool is_fp8(int form)
+{
+    return form == MMA_E4M3 || form == MMA_E5M2 || form == WGMMA_E4M3 || form == WGMMA_E5M2;
+}
+
 bool is_integer(int form)
 {
     return form == MMA_S8 || form == MMA_U8S8 || form == WGMMA_S8;
@@ -118,10 +123,12 @@ template <int FORM> __device__ void mma_words(uint32_t (&word)[4], const uint32_
             MMA("m16n8k16", "f32.bf16.bf16.f32", "+f");
         else if constexpr (FORM == MMA_F16)
             MMA("m16n8k16", "f32.f16.f16.f32", "+f");
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890 /* those before have no fp8 products */
         else if constexpr (FORM == MMA_E4M3)
             MMA("m16n8k32", "f32.e4m3.e4m3.f32", "+f");
         else
             MMA("m16n8k32", "f32.e5m2.e5m2.f32", "+f");
+#endif
         for (int i = 0; i < 4; i++)
             word[i] = __float_as_uint(d[i]);
     }
@@ -418,7 +425,7 @@ int main(int argc, char **argv)
     printf("%s, profile %s\n", device.name, nbl_mma_profile_name(profile));
     uint64_t wrong_total = 0;
     for (int form = 0; form < FORMS; form++) {
-        if (is_wgmma(form) && arch != 90)
+        if ((is_wgmma(form) && arch != 90) || (arch < 89 && is_fp8(form)))
             continue;
         uint32_t count = (uint32_t)(millions * 1e6 / (forms[form].rows * COLUMNS));
         std::vector<tile> tiles(count);

@@ -3,10 +3,10 @@
  * @file decode.cu
  * @brief attend for few query rows over a long cache: one warp per (sequence, kv head, chunk).
  *
- * Every warp is on its own: it walks the eight tiles of its chunk, in turns of up to 4 KB of codes that cp.async brings
- * to shared memory while the turn before is worked on, and meets no other warp. Budget on an H200: 4.4 TB/s leave an SM
- * 7.4 cycles, 29 issue slots, per token and kv head at 138 bytes (int4p, D = 128). A tile of 128 tokens takes about 2400
- * warp instructions, 19 a token:
+ * Every warp is on its own: it walks the eight tiles of its chunk, in turns of up to 4 KB of codes that cp.async
+ * brings to shared memory while the turn before is worked on, and meets no other warp. Budget on an H200: 4.4 TB/s
+ * leave an SM 7.4 cycles, 29 issue slots, per token and kv head at 138 bytes (int4p, D = 128). A tile of 128 tokens
+ * takes about 2400 warp instructions, 19 a token:
  *
  *     Q K                       800    decode_keys.cuh
  *     P V                       710    decode_values.cuh

@@ -3,9 +3,9 @@
  * @file decode_codes.cuh
  * @brief Four E2M1 codes at a time to signed bytes, for matrix products (NUM 2.4).
  *
- * PRMT looks a code's magnitude up; a set sign bit makes it replicate the entry's sign instead. The table of magnitude +
- * 1 gives 0 for negative codes, that of -magnitude (with -1 for 0, whose negative is never stored), asked with the sign
- * turned, -1 for positive ones. The sum of both products is that of the codes.
+ * PRMT looks a code's magnitude up; a set sign bit makes it replicate the entry's sign instead. The table of
+ * magnitude + 1 gives 0 for negative codes, that of -magnitude (with -1 for 0, whose negative is never stored), asked
+ * with the sign turned, -1 for positive ones. The sum of both products is that of the codes.
  */
 #ifndef CUDA_DECODE_CODES_H
 #define CUDA_DECODE_CODES_H

@@ -3,8 +3,8 @@
  * @file decode_keys.cuh
  * @brief Q K of the decode kernel: one group of K against all query rows (NUM 5.1).
  *
- * S^T = K Q^T by mma.m16n8k32 (g = lane / 4, t = lane % 4): row g of a 16-token tile is token 2g, row g + 8 token 2g + 1,
- * so that a lane's two partial sums are those of tokens 2g and 2g + 1 mod 16 (NUM 5.4). K-step s takes elements
+ * S^T = K Q^T by mma.m16n8k32 (g = lane / 4, t = lane % 4): row g of a 16-token tile is token 2g, row g + 8 token
+ * 2g + 1, so that a lane's two partial sums are those of tokens 2g and 2g + 1 mod 16 (NUM 5.4). K-step s takes elements
  * 8(4s + t)..+7 from lane t.
  */
 #ifndef CUDA_DECODE_KEYS_H

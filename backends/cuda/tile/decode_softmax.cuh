@@ -105,9 +105,9 @@ PTX_FN uint32_t weigh(float t0, float t1, float most, float2 grid, float &even, 
                     0x4040u);
 }
 
-/** Softmax of one column of the tile. Returns b, 0 if the tile adds nothing; rescale is the factor for O; pairs[n]: P of
- *  tokens 2n and 2n + 1 as bytes, twice. The warp stays together: what only some columns need is done by all and kept by
- *  those. ex2.approx.ftz gives 0 below 2^-126. */
+/** Softmax of one column of the tile. Returns b, 0 if the tile adds nothing; rescale is the factor for O; pairs[n]: P
+ *  of tokens 2n and 2n + 1 as bytes, twice. The warp stays together: what only some columns need is done by all and
+ *  kept by those. ex2.approx.ftz gives 0 below 2^-126. */
 PTX_FN float column_softmax(const float (&x)[LANE_TOKENS], const float *grid, float scale, uint32_t visible,
                             float &base, float &sum, bool &has_base, float &rescale, uint32_t (&pairs)[LANE_TOKENS / 2])
 {

@@ -4,9 +4,10 @@
  * @brief P V of the decode kernel: one group of V against the weights of all query rows (NUM 5.4).
  *
  * O^T = V^T P^T by mma.m16n8k32: row g is element 2g, row g + 8 element 2g + 1 of a block of 16; k runs over the 32
- * tokens of a group. V is never multiplied by its block factors: they go to the weights, whose two base-16 digits times
- * a factor of up to 16 are bytes. With up to four query rows (RPL 1) the low digit takes the even column, the high digit
- * the odd one; with up to eight (RPL 2) they are two products. All formats give 16 times the sum: low + 16 * high.
+ * tokens of a group. V is never multiplied by its block factors: they go to the weights, whose two base-16 digits
+ * times a factor of up to 16 are bytes. With up to four query rows (RPL 1) the low digit takes the even column, the
+ * high digit the odd one; with up to eight (RPL 2) they are two products. All formats give 16 times the sum: low +
+ * 16 * high.
  */
 #ifndef CUDA_DECODE_VALUES_H
 #define CUDA_DECODE_VALUES_H
@@ -21,8 +22,8 @@ PTX_FN uint2 v_words(const uint8_t *codes, uint32_t row_bytes, uint32_t quad, ui
     return *reinterpret_cast<const uint2 *>(codes + quad * row_bytes + chunk * 16u + g % 2u * 8u);
 }
 
-/** One digit of the lane's four weights (bytes of `digits`) times the factors of four blocks: out[i] for block i, tokens
- *  as bytes. */
+/** One digit of the lane's four weights (bytes of `digits`) times the factors of four blocks: out[i] for block i,
+ *  tokens as bytes. */
 PTX_FN void multiply_digits(uint32_t digits, const uint32_t *factors, uint32_t (&out)[4])
 {
     const uint4 f = *reinterpret_cast<const uint4 *>(factors);
