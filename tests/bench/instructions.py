@@ -29,7 +29,7 @@ HERE = Path(__file__).resolve().parent
 BASELINE = HERE / "instructions.json"
 RISE_MAX = 0.03
 HEADS, ROWS_PER_HEAD = 2, 4
-CALLS = 3  # nibble bench --runs 1 makes two calls before it
+CALLS = 4  # nibble bench --runs 1 makes three calls before it
 RECIPES = {"decode": ("kv4", "mxkv4", "k4v8", "kv8"), "prefill": ("kv4", "kv8"), "append": ("kv4", "mxkv4", "kv8")}
 LENGTHS = (1024, 2048)  # K's centre comes from the first 1024 tokens (NUM 4.2)
 
