@@ -298,7 +298,8 @@ void oracle_gather(const nbl_gather_args *args)
 /* Copies parts of `bytes` used bytes each, `stride` apart; what lies between is padding and stays. */
 static void copy_parts(uint8_t *dst, const uint8_t *src, uint32_t parts, uint64_t bytes, uint64_t stride)
 {
-    for (uint32_t i = 0; i < parts; i++) {
+    for (uint32_t i = 0; i < parts && bytes > 0;
+         i++) { /* bf16 and its like have no scales, and may have no pool for them */
         memcpy(dst + i * stride, src + i * stride, bytes);
     }
 }
