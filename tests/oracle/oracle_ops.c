@@ -295,8 +295,8 @@ void oracle_gather(const nbl_gather_args *args)
 
 /* ------------------------------------------------------------------------------------------------ whole pages */
 
-/* Copies parts of `bytes` used bytes each, `stride` apart; what lies between is padding and stays. bf16 and its like have
- * no scales, and perhaps no pool for them. */
+/* Copies parts of `bytes` used bytes each, `stride` apart; what lies between is padding and stays. bf16 and its like
+ * have no scales, and perhaps no pool for them. */
 static void copy_parts(uint8_t *dst, const uint8_t *src, uint32_t parts, uint64_t bytes, uint64_t stride)
 {
     for (uint32_t i = 0; i < parts && bytes > 0; i++) {
