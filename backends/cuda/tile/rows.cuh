@@ -6,8 +6,8 @@
 #ifndef CUDA_ROWS_H
 #define CUDA_ROWS_H
 
-#include "../attend.h"
 #include "merge.h"
+#include "stored.cuh"
 
 /** A query row of the item, in shared memory. */
 struct row_state {
@@ -40,25 +40,6 @@ struct item {
     const int32_t *table;
 };
 
-/** Visible positions of a row, tree mask aside (NUM 5.2), clamped to the cache. */
-CUDA_DEVICE void set_visible(const attend_params &p, int64_t kv_len, row_state *r)
-{
-    int64_t position = r->position;
-    int64_t first = p.range_begin;
-    int64_t end = min(kv_len, (int64_t)p.range_end);
-    if (p.flags & NBL_ATTEND_CAUSAL) {
-        end = min(end, position + 1);
-    }
-    if (p.flags & NBL_ATTEND_WINDOW_RIGHT) {
-        end = min(end, position + (int64_t)p.window_right + 1);
-    }
-    if (p.flags & NBL_ATTEND_WINDOW_LEFT) {
-        first = max(first, position - (int64_t)p.window_left);
-    }
-    r->first = (int32_t)min(first, kv_len);
-    r->end = (int32_t)max(end, (int64_t)r->first);
-}
-
 /** Row i of the item, by thread i. */
 CUDA_DEVICE void init_row(const attend_params &p, const item &it, uint32_t q_first, uint32_t index_in_head,
                           row_state *r)
@@ -72,7 +53,9 @@ CUDA_DEVICE void init_row(const attend_params &p, const item &it, uint32_t q_fir
     r->scale = query.scale;
     r->offset = query.offset;
     r->total = nbl_state_empty(query.offset);
-    set_visible(p, it.kv_len, r);
+    visible_range range = visible_range_of(p, it.kv_len, r->position);
+    r->first = range.first;
+    r->end = range.end;
 }
 
 /** 1 if the row sees the position. */
