@@ -204,7 +204,7 @@ NBL_FN uint32_t nbl_mma_round_rz(int64_t sum, int32_t unit, int32_t bits)
     }
     /* Now magnitude < 2^24, or wider with zeros below: bring it to the places of a binary32. */
     if (magnitude == 0) {
-        return sign;
+        return 0; /* what is cut off to zero is +0: seen on an H200 */
     }
     top = nbl_mma_bit_length(magnitude) - 1 + unit;
     int32_t place = top >= -126 ? top - 23 : -149;
