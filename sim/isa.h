@@ -53,6 +53,7 @@ typedef struct sim_rows {
     uint32_t dim;           /**< padded */
     const int32_t *words;   /**< [dim / 4][count] */
     const int32_t *offsets; /**< [dim / 16][count]: -8 * the sum of 16 codes */
+    const int8_t *codes;    /**< [count][dim]: the same codes, row by row */
 } sim_rows;
 
 /** A decoded tile; arrays are 64-byte aligned. */
@@ -188,6 +189,7 @@ extern const sim_isa sim_isa_scalar;
 #if defined(__x86_64__)
 extern const sim_isa sim_isa_avx2;
 extern const sim_isa sim_isa_avx512;
+extern const sim_isa sim_isa_amx;
 #elif defined(__aarch64__)
 extern const sim_isa sim_isa_neon; /**< dotprod */
 extern const sim_isa sim_isa_i8mm;

@@ -485,7 +485,7 @@ static void tile_qk(item *it)
 {
     const sim_isa *isa = it->call->device->isa;
     scratch *s = it->scratch;
-    sim_rows rows = {it->rows, it->call->plan.k_dim, s->words, s->offsets};
+    sim_rows rows = {it->rows, it->call->plan.k_dim, s->words, s->offsets, s->q};
     s->tile.groups = s->k.count;
     if (use_codes(it, &s->k)) {
         isa->coded_qk(&s->k, &rows, s->x);
