@@ -113,6 +113,7 @@ typedef struct sim_row_loops {
 extern const sim_row_loops sim_row_loops_scalar;
 #if defined(__x86_64__)
 extern const sim_row_loops sim_row_loops_avx2;
+extern const sim_row_loops sim_row_loops_avx512;
 #endif
 
 typedef struct sim_isa {

@@ -168,7 +168,7 @@ static void dot_pv(const sim_tile *tile, const uint8_t *p, float *const *o, cons
 
 const sim_isa sim_isa_amx = {
     .name = "amx",
-    .row = &sim_row_loops_avx2,
+    .row = &sim_row_loops_avx512,
     .decode_k = sim_avx512_decode_k,
     .decode_v = sim_avx512_decode_v,
     .dot_qk = dot_qk,

@@ -258,7 +258,7 @@ void sim_avx512_coded_weights(const sim_group *group, float *exponent, float *we
 
 const sim_isa sim_isa_avx512 = {
     .name = "avx512",
-    .row = &sim_row_loops_avx2,
+    .row = &sim_row_loops_avx512,
     .decode_k = sim_avx512_decode_k,
     .decode_v = sim_avx512_decode_v,
     .dot_qk = dot_qk,
