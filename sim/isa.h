@@ -108,6 +108,8 @@ typedef struct sim_row_loops {
     /** nbl_vector_quantize. */
     void (*quantize)(const float *x, uint32_t dim, uint32_t format, uint32_t rule, nbl_vector *v,
                      nbl_quant_stats *stats);
+    /** to[4 * i + t] = from[t * bytes + i], i < n (a multiple of 16), t < 4. */
+    void (*interleave)(const uint8_t *from, uint64_t bytes, uint32_t n, uint8_t *to);
 } sim_row_loops;
 
 extern const sim_row_loops sim_row_loops_scalar;

@@ -177,6 +177,11 @@ static void store_row(uint8_t *to, uint32_t dtype, uint32_t dim, const float *x)
     sim_row_loops_avx2.store(to, dtype, dim, x);
 }
 
+static void interleave(const uint8_t *from, uint64_t bytes, uint32_t n, uint8_t *to)
+{
+    sim_row_loops_avx2.interleave(from, bytes, n, to);
+}
+
 /* These the compiler vectorises by itself. */
 
 static void shift_up(float *x, uint32_t dim, const uint8_t *shifts)
@@ -202,4 +207,5 @@ const sim_row_loops sim_row_loops_avx512 = {
     .hadamard = hadamard,
     .subtract_center = subtract_center,
     .quantize = quantize,
+    .interleave = interleave,
 };
