@@ -198,7 +198,7 @@ static bool pool_is_float(const trial *t)
     return any;
 }
 
-/* NIBBLE_TEST_FORMATS: "float" makes every pool one of the float core, but for the decode and prefill kernels' own cases;
+/* NIBBLE_TEST_FORMATS: "float" makes every pool one of the float core, but for those of the decode and prefill kernels;
  * "fp4" makes every case one of the Blackwell core. */
 static bool only(const char *formats_named)
 {

@@ -166,7 +166,7 @@ Test(num_mma, qk4v8_at_the_largest_sum)
     }
 }
 
-/* mxfp4_16 in the form that has E4M3 scales: relative to the first block, the sum is the same but for a power of two. */
+/* mxfp4_16 in the form that has E4M3 scales: relative to the first block, the sum is a power of two off. */
 static void check_relative(const fp4_vector *q, const fp4_vector *k, uint32_t i)
 {
     const int32_t exponent = nbl_e8m0_decode(q->v.scales[0]) + nbl_e8m0_decode(k->v.scales[0]);

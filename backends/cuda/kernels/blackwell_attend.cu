@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file blackwell_attend.cu
- * @brief attend of the Blackwell core for every valid call (NUM 7): E2M1 codes and block scales of Q and K, E4M3 P and V.
+ * @brief attend of the Blackwell core for every valid call (NUM 7): E2M1 and block scales of Q and K, E4M3 P and V.
  *
  * A work item is a sequence, a kv head, up to 16 * M query rows, and one chunk (split) or all of them; a block of 128
  * threads does one. K and V never pass through shared memory: their pages hold the very words that a lane of the MMA
- * wants, 8 elements of a token in K (F3), 4 tokens of an element in V (F4), each read once by one lane. A warp multiplies
- * all rows with 32 tokens of a tile; P goes through shared memory; then a warp has a quarter of the columns of O, whose
- * accumulators stay in the tensor core's hands for a whole chunk.
+ * wants, 8 elements of a token in K (F3), 4 tokens of an element in V (F4), each read once by one lane. A warp
+ * multiplies all rows with 32 tokens of a tile; P goes through shared memory; then a warp has a quarter of the columns
+ * of O, whose accumulators stay in the tensor core's hands for a whole chunk.
  *
  *     x = mma_fp4(Q, K)  4 words of Q from shared memory, 2 of K from its page; a scale word for a lane's own token
  *     P = E4M3(2^(t - GRID + 8))          [16 * M][128] bytes
@@ -35,6 +35,7 @@
 #define V_STEP 32u                                    /* tokens of an MMA of P V */
 #define P_STRIDE (CUDA_TILE_TOKENS + 16u)             /* bytes; the words of 8 rows fall into different banks */
 #define Q_PAD 4u                                      /* words, for the same */
+#define SHARED_MAX (99u * 1024u)                      /* of a block, on the smallest GPUs that there are code for */
 #define P_LEAST (-10.0f) /* weights up to 2^-10 round to 0; all above are off ties (NUM 7.3) */
 
 namespace
@@ -78,13 +79,13 @@ template <uint32_t M, uint32_t N> struct accumulators {
 
 /* ------------------------------------------------------------------------------------------------ items */
 
-__host__ __device__ uint32_t steps_of(uint32_t k_dim_padded)
+__host__ __device__ constexpr uint32_t steps_of(uint32_t k_dim_padded)
 {
     return (k_dim_padded + FP4_STEP - 1u) / FP4_STEP;
 }
 
 /* Words of a row of queries: codes of whole steps and what sets the rows apart, then scales. */
-__host__ __device__ uint32_t code_stride_of(uint32_t k_dim_padded)
+__host__ __device__ constexpr uint32_t code_stride_of(uint32_t k_dim_padded)
 {
     return steps_of(k_dim_padded) * (FP4_STEP / 8u) + Q_PAD;
 }
@@ -514,8 +515,8 @@ __device__ void do_tile(const attend_params &p, const memory<M> &m, const item &
 
 /* ------------------------------------------------------------------------------------------------ chunks */
 
-/* All tiles of the n-th chunk of the range; then m.fixed->chunk has the head of every row's state, and acc its O, in the
- * states' unit (NUM 7.4). */
+/* All tiles of the n-th chunk of the range; then m.fixed->chunk has the head of every row's state, and acc its O, in
+ * the states' unit (NUM 7.4). */
 template <uint32_t M, uint32_t N>
 __device__ void do_chunk(const attend_params &p, const memory<M> &m, const item &it, uint32_t n,
                          accumulators<M, N> *acc)
@@ -671,13 +672,16 @@ __host__ __device__ uint32_t row_tiles(uint32_t v_dim_padded)
     return v_dim_padded > THREADS ? 1u : 2u;
 }
 
-template <uint32_t M> __host__ __device__ size_t shared_bytes(uint32_t k_dim_padded, uint32_t v_dim_padded)
+template <uint32_t M> __host__ __device__ constexpr size_t shared_bytes(uint32_t k_dim_padded, uint32_t v_dim_padded)
 {
     const size_t q = (size_t)M_ROWS * M * (code_stride_of(k_dim_padded) + steps_of(k_dim_padded)) * 4u;
     const size_t tile = 2u * CUDA_TILE_TOKENS * sizeof(token_place) + q;
     const size_t stage = (size_t)M_ROWS * M * v_dim_padded * sizeof(float);
     return sizeof(fixed_memory<M>) + (tile > stage ? tile : stage);
 }
+
+static_assert(shared_bytes<1>(NBL_DIM_PADDED_MAX, NBL_V_DIM_MAX) <= SHARED_MAX, "no dimensions are refused");
+static_assert(shared_bytes<2>(NBL_DIM_PADDED_MAX, THREADS) <= SHARED_MAX, "no dimensions are refused");
 
 /* Blocks that share a multiprocessor, by what they need of its registers; emulated products need what they can get. */
 __host__ __device__ constexpr uint32_t blocks_of_processor(uint32_t row_tiles, uint32_t v_units)

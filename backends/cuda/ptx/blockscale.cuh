@@ -3,8 +3,9 @@
  * @file blockscale.cuh
  * @brief mma.sync with block scales, and fp8 products of full width: what the sm_120 family has and no other.
  *
- * PTX_BLOCK_SCALE tells whether the code at hand is for it. Fragments of m16n8k64 over E2M1, g = lane / 4, t = lane % 4:
- * register r of A has row g + 8 * (r % 2) and the k = 8t..8t+7 (+ 32 for r >= 2), of B column g and the same k (+ 32 for
+ * PTX_BLOCK_SCALE tells whether the code at hand is for it.
+ * Fragments of m16n8k64 over E2M1, g = lane / 4, t = lane % 4:
+ * register r of A has row g + 8 * (r % 2) and k = 8t..8t+7 (+ 32 for r >= 2), of B column g and the same k (+ 32 for
  * r = 1), low nibble first. The four k groups of 16 have a scale each, or the two halves of 32, bytes of one word in
  * increasing k. Row m of A takes the word of lane 4 * (m % 8) + 2 * thread_a + m / 8, column n of B that of lane
  * 4 * n + thread_b.
@@ -41,7 +42,7 @@ PTX_FN void ptx_mma_m16n8k16_s8(int32_t (&d)[4], uint32_t a0, uint32_t a1, uint3
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(scale_a), "h"(thread_a),          \
               "r"(scale_b), "h"(thread_b), "n"(0));                                                                   \
     }
-/** d += a * b over E2M1, an E4M3 scale for each group of 16 (NUM 7.2). PTX ISA, Warp Level Matrix, mma with block scaling */
+/** d += a * b over E2M1, an E4M3 scale for each group of 16 (NUM 7.2). PTX ISA, Warp Level Matrix, block scaling */
 PTX_MMA_E2M1(ptx_mma_mxf4nvf4, "mxf4nvf4.block_scale.scale_vec::4X", "ue4m3")
 /** The same, an E8M0 scale for each 32, in bytes 0 and 1. PTX ISA, Warp Level Matrix, mma with block scaling */
 PTX_MMA_E2M1(ptx_mma_mxf4, "mxf4.block_scale.scale_vec::2X", "ue8m0")

@@ -54,6 +54,16 @@ CUDA_DEVICE void emulated_scales(uint32_t word, bool is_mxfp4, nbl_mma_scale (&o
     }
 }
 
+/** One element of D of an m16n8k64 product. */
+static __device__ __noinline__ uint32_t emulated_fp4_element(const nbl_mma_group *groups, uint32_t scale_a,
+                                                             uint32_t scale_b, bool is_mxfp4, uint32_t c)
+{
+    nbl_mma_scale row[NBL_MMA_GROUPS], column[NBL_MMA_GROUPS];
+    emulated_scales(scale_a, is_mxfp4, row);
+    emulated_scales(scale_b, is_mxfp4, column);
+    return nbl_mma_step_of_groups(groups, row, column, c);
+}
+
 /** D of an m16n8k64 product; all lanes of the warp call it. */
 static __device__ __noinline__ float4 emulated_fp4(float4 d, fp4_operands x, uint32_t thread_a, uint32_t thread_b,
                                                    bool is_mxfp4)
@@ -67,15 +77,18 @@ static __device__ __noinline__ float4 emulated_fp4(float4 d, fp4_operands x, uin
     }
 #pragma unroll
     for (uint32_t i = 0; i < 4u; ++i) {
-        nbl_mma_scale row[NBL_MMA_GROUPS], column[NBL_MMA_GROUPS];
         const nbl_mma_group groups[NBL_MMA_GROUPS] = {sums[0][i], sums[1][i], sums[2][i], sums[3][i]};
         const uint32_t a = __shfl_sync(MMA_LANES, x.scale_a, (int)(lane - t + 2u * thread_a + i / 2u));
         const uint32_t b = __shfl_sync(MMA_LANES, x.scale_b, (int)(4u * (2u * t + i % 2u) + thread_b));
-        emulated_scales(a, is_mxfp4, row);
-        emulated_scales(b, is_mxfp4, column);
-        out[i] = nbl_mma_step_of_groups(groups, row, column, out[i]);
+        out[i] = emulated_fp4_element(groups, a, b, is_mxfp4, out[i]);
     }
     return make_float4(nbl_float_of(out[0]), nbl_float_of(out[1]), nbl_float_of(out[2]), nbl_float_of(out[3]));
+}
+
+/** One element of D of an m16n8k32 product of E4M3. */
+static __device__ __noinline__ float emulated_fp8_element(const uint32_t *row, const uint32_t *column, float c)
+{
+    return nbl_float_of(nbl_mma_step_e4m3(row, column, nbl_bits_of(c)));
 }
 
 /** D of an m16n8k32 product of E4M3; all lanes of the warp call it. */
@@ -96,10 +109,8 @@ static __device__ __noinline__ float4 emulated_fp8(float4 d, uint4 a, uint2 b)
             column[i][w + 4u] = __shfl_sync(MMA_LANES, b.y, (int)(4u * (2u * t + i) + w));
         }
     }
-    return make_float4(nbl_float_of(nbl_mma_step_e4m3(row[0], column[0], nbl_bits_of(d.x))),
-                       nbl_float_of(nbl_mma_step_e4m3(row[0], column[1], nbl_bits_of(d.y))),
-                       nbl_float_of(nbl_mma_step_e4m3(row[1], column[0], nbl_bits_of(d.z))),
-                       nbl_float_of(nbl_mma_step_e4m3(row[1], column[1], nbl_bits_of(d.w))));
+    return make_float4(emulated_fp8_element(row[0], column[0], d.x), emulated_fp8_element(row[0], column[1], d.y),
+                       emulated_fp8_element(row[1], column[0], d.z), emulated_fp8_element(row[1], column[1], d.w));
 }
 
 #endif

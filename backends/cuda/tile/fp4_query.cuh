@@ -3,10 +3,10 @@
  * @file fp4_query.cuh
  * @brief Query rows of the Blackwell core (NUM 7.1): quantized in K's format, in the order that its kernel reads.
  *
- * A row has Dp bytes of the workspace: Dp/8 words of codes in the order of a K page (F3), then a word of scales for each
- * 64 elements, as the MMA takes them (ptx/blockscale.cuh). With mxfp4_16 the scales are E4M3 numbers relative to the
- * first block's power of two, which is part of the row's factor: a scale vector of four E8M0 bytes is none of the forms
- * that every assembler of the family knows. Within the spread rule (NUM 2.4) nothing is lost.
+ * A row has Dp bytes of the workspace: Dp/8 words of codes in the order of a K page (F3), then a word of scales for
+ * each 64 elements, as the MMA takes them (ptx/blockscale.cuh). With mxfp4_16 the scales are E4M3 numbers relative to
+ * the first block's power of two, which is part of the row's factor: a word of four E8M0 scales is a form of the MMA
+ * that not every assembler knows. Within the spread rule (NUM 2.4) nothing is lost.
  */
 #ifndef CUDA_FP4_QUERY_H
 #define CUDA_FP4_QUERY_H
