@@ -191,9 +191,9 @@ Test(cache_policy, g2_window_is_bounded_and_cuts_do_not_matter)
         }
         /* The centre comes from 300, 299 and 49 tokens, so only two of them can be equal. */
         const uint64_t again = lab_filled(&l, tokens, 300, 49);
-        cr_assert(lab_equal_bytes(&l, steps, again), "pair %u: the cut matters", i);
+        cr_assert(lab_equal_bytes(&l, steps, &l, again), "pair %u: the cut matters", i);
         cr_assert(lab_same(&l, steps, &l, again), "pair %u: other bits", i);
-        cr_assert(!lab_equal_bytes(&l, whole, single), "the comparison does not see anything");
+        cr_assert(!lab_equal_bytes(&l, whole, &l, single), "the comparison does not see anything");
         lab_close(&l);
     }
 }
@@ -253,7 +253,7 @@ Test(cache_policy, prefix_hit_with_a_window)
     cr_assert_eq(found, 80, "%u tokens adopted: the window of 130 tokens begins in the page after them", found);
     lab_append(&l, b, tokens + 80, 50);
     const uint64_t c = lab_filled(&l, tokens, 130, 0);
-    cr_assert(lab_equal_bytes(&l, b, c) && lab_same(&l, b, &l, c), "other bytes");
+    cr_assert(lab_equal_bytes(&l, b, &l, c) && lab_same(&l, b, &l, c), "other bytes");
     LAB_OK(l.api->seq_truncate(l.cache, b, 70, &err)); /* inside a demoted page */
     lab_append(&l, b, tokens + 70, 60);
     p.count = 130;
