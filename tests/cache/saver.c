@@ -3,9 +3,9 @@
  *   cache_saver loop PATH    saves sequences of 3, 4, 5, ... tokens to PATH, one over the other, until it is killed
  *   cache_saver save PATH    saves one sequence
  *   cache_saver check PATH   loads PATH; it must be the bytes, and give the bits, of that sequence made here
- *   cache_saver tier PATH    runs prompts through a cache whose file tier lies in the folder PATH.tier, and saves each to
- *                            PATH, until it is killed; prints 'b' in the middle of every write into the tier, 'e' at its
- *                            end */
+ *   cache_saver tier PATH    runs prompts through a cache whose file tier lies in the folder PATH.tier, and saves each
+ *                            to PATH, until it is killed; prints 'b' in the middle of every write into the tier, 'e'
+ *                            at its end */
 #include "lab.h"
 
 #include <stdio.h>
