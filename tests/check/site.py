@@ -138,7 +138,8 @@ def browse(chromium: str, folder: Path, pages: list[str]) -> list[str]:
     handler = functools.partial(Server, directory=str(folder), look=look, report=report, done=done)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, tempfile.TemporaryDirectory() as home:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        options = ["--headless", "--disable-gpu", f"--user-data-dir={home}", "--no-first-run", "--window-size=1400,1000"]
+        options = ["--headless", "--disable-gpu", "--no-first-run", "--window-size=1400,1000",
+                   f"--user-data-dir={home}"]
         if os.geteuid() == 0:
             options.append("--no-sandbox")  # its sandbox refuses root
         address = f"http://127.0.0.1:{server.server_address[1]}/look"
