@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Policies: what text stands for, which classes of pages follow from it, and that demotion is exact. */
+#include "fixture.h"
 #include "lab.h"
 
 #include <string.h>
@@ -260,4 +261,48 @@ Test(cache_policy, prefix_hit_with_a_window)
     LAB_OK(l.api->prefix_publish(l.cache, b, &p, &found, &err));
     cr_assert_leq(found, 80, "%u tokens: a page written in its final format at once is not published", found);
     lab_close(&l);
+}
+
+static uint32_t published(fixture *f, uint64_t sequence, uint32_t count)
+{
+    static const uint32_t tokens[64] = {0};
+    nbl_error err = NBL_INIT(nbl_error);
+    nbl_prefix p = NBL_INIT(nbl_prefix);
+    uint32_t found = 0;
+    p.tokens = tokens;
+    p.count = count;
+    EXPECT(f->c.api->prefix_publish(f->cache, sequence, &p, &found, &err), NBL_OK);
+    return found;
+}
+
+/* A fork demotes no page twice; one that goes on inside a demoted page is not published, for its bytes would not be those
+ * of a recomputation. */
+Test(cache_policy, forks_know_what_is_demoted)
+{
+    static const nbl_policy_rule recent = {
+        .scope = NBL_SCOPE_RECENT, .tokens = 8, .k_format = NBL_INT8, .v_format = NBL_INT8};
+    nbl_cache_config config = fixture_config();
+    nbl_error err = NBL_INIT(nbl_error);
+    uint64_t whole = 0, inside = 0;
+    config.flags = NBL_CACHE_PREFIX;
+    config.sink_tokens = 0;
+    config.tokens_max = 160;
+    config.sequence_tokens_max = 40;
+    config.rules = &recent;
+    config.rule_count = 1;
+    fixture f = fixture_open(config);
+    const uint64_t parent = fixture_seq(&f);
+    for (uint32_t layer = 0; layer < 2; ++layer)
+        fixture_grow(&f, layer, parent, 24);
+    cr_assert_eq(fixture_stats(&f).pages_demoted, 4, "%d demoted", (int)fixture_stats(&f).pages_demoted);
+    EXPECT(f.c.api->seq_fork(f.cache, parent, UINT32_MAX, &whole, &err), NBL_OK);
+    EXPECT(f.c.api->seq_fork(f.cache, parent, 10, &inside, &err), NBL_OK);
+    for (uint32_t layer = 0; layer < 2; ++layer)
+        fixture_grow(&f, layer, whole, 4);
+    cr_assert_eq(fixture_stats(&f).pages_demoted, 5, "%d demoted", (int)fixture_stats(&f).pages_demoted);
+    for (uint32_t layer = 0; layer < 2; ++layer)
+        fixture_grow(&f, layer, inside, 18);
+    cr_assert_eq(published(&f, inside, 28), 0, "published");
+    cr_assert_eq(published(&f, whole, 28), 20, "not published");
+    fixture_close(&f);
 }
