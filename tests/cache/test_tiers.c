@@ -3,9 +3,11 @@
 #include "lab.h"
 #include "ledger.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #define PROMPT LAB_TIER_PROMPT
@@ -186,6 +188,28 @@ Test(cache_tiers, a_damaged_file_is_a_miss)
     cr_assert_lt(prompt_find(&l, 1), PROMPT, "a damaged page was used");
     const nbl_cache_stats stats = lab_stats(&l);
     cr_assert(stats.tier_failures > 0 && stats.pages_evicted > 0, "%d failures", (int)stats.tier_failures);
+    for (uint32_t prompt = 1; prompt <= 4; ++prompt)
+        (void)prompt_find(&l, prompt);
+    lab_close(&l);
+}
+
+/* A disk that is full, here a limit on the size of files: pages that cannot be written are evicted and counted, the
+ * others come back, and all bits are right. */
+Test(cache_tiers, a_full_disk_is_a_miss)
+{
+    lab l;
+    lab_open(&l, tiers_config(2, 60));
+    const nbl_cache_stats plan = lab_stats(&l);
+    const struct rlimit limit = {plan.file_bytes / 6, RLIM_INFINITY};
+    signal(SIGXFSZ, SIG_IGN);
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &limit), 0, "setrlimit");
+    for (uint32_t prompt = 1; prompt <= 4; ++prompt)
+        prompt_run(&l, prompt);
+    const nbl_cache_stats stats = lab_stats(&l);
+    cr_assert(stats.tier_failures > 0 && stats.pages_spilled > 0 && stats.file_pages_used == stats.pages_spilled,
+              "%d failures, %d spilled, %u in the file", (int)stats.tier_failures, (int)stats.pages_spilled,
+              stats.file_pages_used);
+    cr_assert_eq(stats.pages_evicted, stats.tier_failures, "%d evicted", (int)stats.pages_evicted);
     for (uint32_t prompt = 1; prompt <= 4; ++prompt)
         (void)prompt_find(&l, prompt);
     lab_close(&l);
