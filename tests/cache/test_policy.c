@@ -275,8 +275,8 @@ static uint32_t published(fixture *f, uint64_t sequence, uint32_t count)
     return found;
 }
 
-/* A fork demotes no page twice; one that goes on inside a demoted page is not published, for its bytes would not be those
- * of a recomputation. */
+/* A fork demotes no page twice; one that goes on inside a demoted page is not published, for its bytes would not be
+ * those of a recomputation. */
 Test(cache_policy, forks_know_what_is_demoted)
 {
     static const nbl_policy_rule recent = {
