@@ -4,7 +4,8 @@
  * @brief Q K^T of the Blackwell core (NUM 7): E2M1 codes and block scales, summed as a block-scaled MMA sums them.
  *
  * In the scratch of float.h, q and k hold a vector's elements, doubled, as bytes where the significands are,
- * [vector][k_dim], and its scales where the exponents are, [vector][k_dim / 16][2]: eighths and exponent of each group of 16.
+ * [vector][k_dim], and its scales where the exponents are, [vector][k_dim / 16][2]: eighths and exponent of each group
+ * of 16.
  */
 #ifndef SIM_FP4_H
 #define SIM_FP4_H
