@@ -275,6 +275,27 @@ static uint32_t published(fixture *f, uint64_t sequence, uint32_t count)
     return found;
 }
 
+/* A fork that goes on in a layer that its parent has not begun gets centres of its own, and keeps to know from how many
+ * tokens those of the other layers come. */
+Test(cache_policy, forks_know_where_their_centres_come_from)
+{
+    nbl_cache_config config = fixture_config();
+    nbl_error err = NBL_INIT(nbl_error);
+    uint64_t child = 0;
+    config.flags = NBL_CACHE_PREFIX;
+    config.shape.centering = NBL_CENTERING_MEAN;
+    config.center_tokens = 32;
+    config.tokens_max = 160;
+    config.sequence_tokens_max = 40;
+    fixture f = fixture_open(config);
+    const uint64_t parent = fixture_seq(&f);
+    fixture_grow(&f, 0, parent, 36);
+    EXPECT(f.c.api->seq_fork(f.cache, parent, UINT32_MAX, &child, &err), NBL_OK);
+    fixture_grow(&f, 1, child, 36);
+    cr_assert_eq(published(&f, child, 36), 36, "not published");
+    fixture_close(&f);
+}
+
 /* A fork demotes no page twice; one that goes on inside a demoted page is not published, for its bytes would not be
  * those of a recomputation. */
 Test(cache_policy, forks_know_what_is_demoted)

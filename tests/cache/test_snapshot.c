@@ -245,6 +245,36 @@ static void folder_remove(const char *folder)
     cr_assert_eq(rmdir(folder), 0, "%s holds more than it should", folder);
 }
 
+/* A sequence whose centre comes from tokens that are gone is not published, also not after a journey. */
+Test(cache_snapshot, loose_centres_stay_loose)
+{
+    lab l;
+    uint32_t tokens[96];
+    nbl_error err = NBL_INIT(nbl_error);
+    nbl_prefix p = NBL_INIT(nbl_prefix);
+    nbl_cache_config config = lab_config();
+    config.flags = NBL_CACHE_PREFIX;
+    config.center_tokens = 32;
+    lab_open(&l, config);
+    lab_count(tokens, 96, 1);
+    p.tokens = tokens;
+    p.count = 96;
+    const uint64_t firm = lab_filled(&l, tokens, 96, 0), loose = lab_filled(&l, tokens, 96, 0);
+    LAB_OK(l.api->seq_truncate(l.cache, loose, 20, &err));
+    lab_append(&l, loose, tokens + 20, 76);
+    const uint64_t sequences[] = {loose, firm};
+    for (uint32_t i = 0; i < 2; ++i) {
+        blob b = snapshot_of(&l, sequences[i]);
+        uint64_t copy = 0;
+        uint32_t found = 1;
+        LAB_OK(l.api->snapshot_read(l.cache, b.data, b.bytes, &copy, &err));
+        LAB_OK(l.api->prefix_publish(l.cache, copy, &p, &found, &err));
+        cr_assert_eq(found, i == 0 ? 0 : 96, "sequence %u: %u tokens published", i, found);
+        free(b.data);
+    }
+    lab_close(&l);
+}
+
 Test(cache_snapshot, files)
 {
     lab l;
