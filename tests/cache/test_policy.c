@@ -71,6 +71,10 @@ Test(cache_policy, refusals)
                 {"kv4,layers=first0:kv8", NBL_E_INVALID, "names no layers"},
                 {"kv4,layers=-1:kv8", NBL_E_INVALID, "names no layers"},
                 {"kv4,layers=1:kv9", NBL_E_NOT_FOUND, "recipe \"kv9\" is unknown"},
+                {"kv4,layers=0:kv8,layers=1:kv8,layers=2:kv8,layers=3:kv8,layers=4:kv8,layers=5:kv8,layers=6:kv8,"
+                 "layers=7:kv8,layers=8:kv8,layers=9:kv8,layers=10:kv8,layers=11:kv8,layers=12:kv8,layers=13:kv8,"
+                 "layers=14:kv8,layers=15:kv8,layers=16:kv8",
+                 NBL_E_INVALID, "(allowed: 16"},
                 {"kv4,sinks=1,sinks=2", NBL_E_INVALID, "comes twice"}};
     nbl_error err = NBL_INIT(nbl_error);
     nbl_policy p = NBL_INIT(nbl_policy);
