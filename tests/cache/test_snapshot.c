@@ -303,6 +303,49 @@ Test(cache_snapshot, files)
     folder_remove(folder);
 }
 
+/* What snapshot_save asks of the system, in order: 'f' a file is synced, 'd' a folder, 'r' a file is renamed. These two
+ * go before the C library's, also for the library's calls. */
+static char asked[16];
+
+static void ask(char what)
+{
+    const size_t length = strlen(asked);
+    if (length + 1 < sizeof asked)
+        asked[length] = what;
+}
+
+__attribute__((visibility("default"))) int fsync(int fd)
+{
+    struct stat info;
+    ask(fstat(fd, &info) == 0 && S_ISDIR(info.st_mode) ? 'd' : 'f');
+    return fdatasync(fd);
+}
+
+__attribute__((visibility("default"))) int rename(const char *from, const char *to)
+{
+    ask('r');
+    return renameat(AT_FDCWD, from, AT_FDCWD, to);
+}
+
+/* A file is on the disk before it gets its name, and the name before the call returns. */
+Test(cache_snapshot, synced_in_order)
+{
+    lab l;
+    char folder[64], path[128];
+    uint32_t tokens[20];
+    nbl_error err = NBL_INIT(nbl_error);
+    folder_make(folder);
+    snprintf(path, sizeof path, "%s/s", folder);
+    lab_count(tokens, 20, 1);
+    lab_open(&l, lab_config());
+    const uint64_t s = lab_filled(&l, tokens, 20, 0);
+    memset(asked, 0, sizeof asked);
+    LAB_OK(l.api->snapshot_save(l.cache, s, path, &err));
+    cr_assert_str_eq(asked, "frd", "%s", asked);
+    lab_close(&l);
+    folder_remove(folder);
+}
+
 /* Starts the saver, its standard output on the descriptor `output` unless that is negative. */
 static pid_t saver_start(const char *mode, const char *path, int output)
 {
