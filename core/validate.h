@@ -18,6 +18,12 @@ typedef struct nbl_append_call {
     uint64_t tokens; /**< T */
 } nbl_append_call;
 
+typedef struct nbl_append_coded_call {
+    nbl_append_coded_args args;
+    nbl_pool_copy pool;
+    uint64_t tokens;
+} nbl_append_coded_call;
+
 typedef struct nbl_attend_call {
     nbl_attend_args args;
     nbl_pool_copy pool;
@@ -54,6 +60,9 @@ typedef struct nbl_desc_copy {
 
 /** Checks append (nbl_append_args). */
 nbl_status nbl_append_in(nbl_append_call *call, const nbl_append_args *args, nbl_error *err);
+
+/** Checks append_coded (nbl_append_coded_args). */
+nbl_status nbl_append_coded_in(nbl_append_coded_call *call, const nbl_append_coded_args *args, nbl_error *err);
 
 /** Checks attend (nbl_attend_args). */
 nbl_status nbl_attend_in(nbl_attend_call *call, const nbl_attend_args *args, nbl_error *err);

@@ -80,7 +80,8 @@ Test(tool, usage_errors_name_the_option)
     assert_run(TOOL("attend", "--sm-scale", "nan"), 2,
                "nibble: --sm-scale: \"nan\" is not a number from 5.96046e-08 to 65536\n");
     assert_run(TOOL("attend", "--generate", "cauchy"), 2,
-               "nibble: --generate: unknown distribution \"cauchy\" (known: gaussian, outliers, sinks, student-t)\n");
+               "nibble: --generate: unknown distribution \"cauchy\" (known: gaussian, outliers, sinks, student-t, outlier-30, "
+               "outlier-100, log-normal)\n");
     assert_run(TOOL("attend"), 2, "nibble: --input, --q --k --v, --generate: exactly one source is needed, 0 given\n");
     assert_run(TOOL("attend", "--generate", "gaussian", "--input", "x"), 2,
                "nibble: --input, --q --k --v, --generate: exactly one source is needed, 2 given\n");

@@ -4,11 +4,13 @@
  * @brief attend of the float core for every valid call (NUM 6): bf16 or fp16 MMAs on pages of any formats.
  *
  * A work item is a sequence, a kv head, up to 16 query rows, and one chunk (split) or all of them; a block of 128
- * threads does one. K and then V of a tile are brought as halves into one buffer of shared memory
+ * threads does one. K and then V of a tile are brought as halves into a stage of shared memory
  *
  *     [Dp/8][128 tokens] units of 16 bytes: 8 elements of a token
  *
- * whose 8 tokens x 16 bytes are the matrices that ldmatrix loads: as they are for K, transposed for V. Each warp
+ * whose 8 tokens x 16 bytes are the matrices that ldmatrix loads: as they are for K, transposed for V. Pages of 16-bit
+ * formats are stored in such units: they stream into a ring of stages by cp.async while the stages before are worked
+ * on. Other formats are decoded by the threads into one stage. Each warp
  * multiplies Q with 32 tokens; P goes through shared memory; then each warp has a quarter of the columns of O, whose
  * accumulators stay in the tensor core's hands for a whole chunk (NUM 6.4).
  */
@@ -28,6 +30,7 @@
 #define P_STRIDE (CUDA_TILE_TOKENS + UNIT)            /* halves; rows of ldmatrix fall into different banks */
 #define TOKEN_TILES (CUDA_TILE_TOKENS / WARPS / UNIT) /* n-tiles of a warp in Q K^T */
 #define K_STEP 16u                                    /* of an MMA */
+#define STREAM_STAGES 3u                              /* of the ring; at D = 128 two blocks fit a multiprocessor */
 
 namespace
 {
@@ -43,7 +46,8 @@ struct alignas(16) fixed_memory {
 
 struct memory {
     fixed_memory *fixed;
-    uint4 *tile;
+    uint4 *tile; /* the stages; between chunks the rows of O */
+    uint32_t stage_units;
     uint16_t *q; /* [ROWS][q_stride] */
     uint32_t q_stride;
 };
@@ -55,7 +59,8 @@ template <uint32_t N> struct accumulators {
 
 /* ------------------------------------------------------------------------------------------------ items */
 
-__device__ bool init_item(const attend_params &p, const memory &m, uint32_t block, item *it)
+/* Sequence, rows and positions of the item; false if there are none. */
+__device__ bool find_item(const attend_params &p, uint32_t block, item *it)
 {
     cuda_sequence sequence = p.sequences[it->sequence];
     int64_t left = (int64_t)sequence.q_len * p.group_rows - (int64_t)block * ROWS;
@@ -66,28 +71,31 @@ __device__ bool init_item(const attend_params &p, const memory &m, uint32_t bloc
     it->q_len = sequence.q_len;
     it->kv_len = sequence.kv_len;
     it->table = p.page_table + (uint64_t)it->sequence * p.page_table_stride;
-    if (threadIdx.x < it->rows) {
-        init_row(p, *it, (uint32_t)sequence.q_first, block * ROWS + threadIdx.x, &m.fixed->row[threadIdx.x]);
-    }
-    __syncthreads();
-    it->first = INT32_MAX;
-    it->end = 0;
-    for (uint32_t i = 0; i < it->rows; ++i) {
-        it->first = min(it->first, m.fixed->row[i].first);
-        it->end = max(it->end, m.fixed->row[i].end);
-    }
+    const int64_t position = (int64_t)it->kv_len - it->q_len;
+    it->first = visible_range_of(p, it->kv_len, position + block * ROWS / p.group_rows).first;
+    it->end = visible_range_of(p, it->kv_len, position + (block * ROWS + it->rows - 1u) / p.group_rows).end;
+    return true;
+}
+
+/* The item's rows and queries in shared memory; a barrier has to follow. */
+__device__ void load_rows(const attend_params &p, const memory &m, uint32_t block, const item &it)
+{
+    const uint32_t q_first = (uint32_t)p.sequences[it.sequence].q_first;
     const uint32_t units = p.k_dim_padded / UNIT;
+    if (threadIdx.x < it.rows) {
+        init_row(p, it, q_first, block * ROWS + threadIdx.x, &m.fixed->row[threadIdx.x]);
+    }
     for (uint32_t i = threadIdx.x; i < ROWS * units; i += THREADS) {
-        uint32_t row = i / units;
+        const uint32_t row = i / units, in_head = block * ROWS + row;
         uint4 word = make_uint4(0, 0, 0, 0);
-        if (row < it->rows) {
+        if (row < it.rows) {
+            const uint64_t index = (uint64_t)(q_first + in_head / p.group_rows) * p.q_heads +
+                                   it.kv_head * p.group_rows + in_head % p.group_rows;
             const uint16_t *halves = (const uint16_t *)(const void *)p.codes;
-            halves += (uint64_t)m.fixed->row[row].index * p.k_dim_padded + i % units * UNIT;
-            word = *(const uint4 *)(const void *)halves;
+            word = *(const uint4 *)(const void *)(halves + index * p.k_dim_padded + i % units * UNIT);
         }
         *(uint4 *)(void *)(m.q + row * m.q_stride + i % units * UNIT) = word;
     }
-    return true;
 }
 
 /* ------------------------------------------------------------------------------------------------ tiles */
@@ -102,10 +110,9 @@ struct token_place {
     const uint8_t *scales;
 };
 
-__device__ token_place place_of(const attend_params &p, const item &it, uint32_t position, uint32_t kind)
+__device__ token_place place_of(const attend_params &p, const item &it, uint32_t position, int32_t page, uint32_t kind)
 {
     uint32_t token = position % p.pages.page_tokens;
-    int32_t page = it.table[position / p.pages.page_tokens];
     const cuda_region *region = cuda_region_find(&p.pages, page);
     block16_part part =
         block16_part_at(&p.pages, region, (uint32_t)page, kind, it.kv_head, kind == NBL_KIND_K ? p.k_dim : p.v_dim);
@@ -173,18 +180,9 @@ __device__ uint4 decode_unit(const token_place &at, uint32_t unit, float scale)
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-/* Brings K or V of the thread's token into the tile; zeros past the length. */
-__device__ void load_tile(const attend_params &p, const memory &m, const item &it, uint32_t position, uint32_t kind)
+/* Decodes K or V of the thread's token into the one stage. */
+__device__ void decode_token(const token_place &at, uint32_t padded, uint4 *to)
 {
-    const uint32_t padded = kind == NBL_KIND_K ? p.k_dim_padded : p.v_dim_padded;
-    uint4 *to = m.tile + threadIdx.x;
-    if (position >= (uint32_t)it.kv_len) {
-        for (uint32_t unit = 0; unit < padded / UNIT; ++unit) {
-            to[unit * CUDA_TILE_TOKENS] = make_uint4(0, 0, 0, 0);
-        }
-        return;
-    }
-    token_place at = place_of(p, it, position, kind);
     if (nbl_layout_code_bits(at.format) == 16u) {
         const uint4 *from = (const uint4 *)(const void *)at.codes;
 #pragma unroll 8
@@ -200,16 +198,105 @@ __device__ void load_tile(const attend_params &p, const memory &m, const item &i
     }
 }
 
+/* Asks for the thread's token of a 16-bit format. */
+__device__ void copy_token(const token_place &at, uint32_t padded, uint4 *to)
+{
+    const uint32_t shared = ptx_shared_address(to);
+#pragma unroll 8
+    for (uint32_t unit = 0; unit < padded / UNIT; ++unit) {
+        ptx_cp_async_16(shared + unit * CUDA_TILE_TOKENS * 16u, at.codes + unit * at.width * 16u);
+    }
+}
+
+/* The tiles of a chunk on their way into the stages, K and V of a tile after each other; each thread has a token. */
+struct stream {
+    uint32_t asked; /* tiles of K and V */
+    uint32_t taken;
+    uint32_t position; /* of the thread's token in the tile to ask for */
+    uint32_t end;      /* of the tiles, less the thread's place in one */
+    int32_t page;      /* of that token, where the sequence has it */
+};
+
+__device__ void find_page(const attend_params &p, const item &it, stream *s)
+{
+    if (s->position < (uint32_t)it.kv_len && s->position < s->end + threadIdx.x) {
+        s->page = it.table[s->position / p.pages.page_tokens];
+    }
+}
+
+/* Brings K or V of a tile into its stage, or asks for it; zeros past the length. */
+template <uint32_t STAGES> __device__ void ask(const attend_params &p, const memory &m, const item &it, stream *s)
+{
+    const uint32_t kind = s->asked % 2u == 0 ? (uint32_t)NBL_KIND_K : (uint32_t)NBL_KIND_V;
+    const uint32_t padded = kind == NBL_KIND_K ? p.k_dim_padded : p.v_dim_padded;
+    uint4 *to = m.tile + s->asked % STAGES * m.stage_units + threadIdx.x;
+    if (s->position < s->end + threadIdx.x) {
+        if (s->position >= (uint32_t)it.kv_len) {
+            for (uint32_t unit = 0; unit < padded / UNIT; ++unit) {
+                to[unit * CUDA_TILE_TOKENS] = make_uint4(0, 0, 0, 0);
+            }
+        } else if (STAGES > 1u) {
+            copy_token(place_of(p, it, s->position, s->page, kind), padded, to);
+        } else {
+            decode_token(place_of(p, it, s->position, s->page, kind), padded, to);
+        }
+    }
+    if (STAGES > 1u) {
+        ptx_cp_async_commit();
+    }
+    if (kind == NBL_KIND_V) {
+        s->position += CUDA_TILE_TOKENS;
+        find_page(p, it, s);
+    }
+    s->asked++;
+}
+
+/* The stream of the n-th chunk of the range: the tiles that some row sees. */
+template <uint32_t STAGES>
+__device__ stream open_stream(const attend_params &p, const memory &m, const item &it, uint32_t n)
+{
+    const int32_t begin = (int32_t)((p.first_chunk + n) * NBL_CHUNK_TOKENS);
+    const int32_t end = min(begin + (int32_t)NBL_CHUNK_TOKENS, it.end);
+    stream s;
+    s.asked = s.taken = 0;
+    s.page = 0;
+    s.position = (uint32_t)max(begin, it.first / (int32_t)CUDA_TILE_TOKENS * (int32_t)CUDA_TILE_TOKENS) + threadIdx.x;
+    s.end = (uint32_t)max(end, 0);
+    find_page(p, it, &s);
+    for (uint32_t i = 1; i < STAGES; ++i) {
+        ask<STAGES>(p, m, it, &s);
+    }
+    return s;
+}
+
+/* The next tile of the stream, K or V; all threads are past the one before. */
+template <uint32_t STAGES>
+__device__ const uint4 *take(const attend_params &p, const memory &m, const item &it, stream *s)
+{
+    const uint4 *tile = m.tile + s->taken % STAGES * m.stage_units;
+    if constexpr (STAGES > 1u) {
+        ptx_cp_async_wait<(int)STAGES - 2>();
+        __syncthreads();
+        ask<STAGES>(p, m, it, s);
+    } else {
+        __syncthreads();
+        ask<STAGES>(p, m, it, s);
+        __syncthreads();
+    }
+    s->taken++;
+    return tile;
+}
+
 /* ------------------------------------------------------------------------------------------------ Q K^T */
 
 /* Scores of 16 rows and the warp's 32 tokens: n-tile i has tokens 8i + 2t, 8i + 2t + 1 of rows g and g + 8. */
-__device__ void multiply_k(const attend_params &p, const memory &m, float (&s)[TOKEN_TILES][4])
+__device__ void multiply_k(const attend_params &p, const memory &m, const uint4 *tile, float (&s)[TOKEN_TILES][4])
 {
     const uint32_t lane = threadIdx.x % 32u, warp = threadIdx.x / 32u;
     const uint32_t q_at =
         ptx_shared_address(m.q + (lane % 8u + 8u * (lane / 8u % 2u)) * m.q_stride + lane / 16u * UNIT);
     const uint32_t k_at =
-        ptx_shared_address(m.tile + lane / 8u % 2u * CUDA_TILE_TOKENS + 32u * warp + 8u * (lane / 16u) + lane % 8u);
+        ptx_shared_address(tile + lane / 8u % 2u * CUDA_TILE_TOKENS + 32u * warp + 8u * (lane / 16u) + lane % 8u);
 #pragma unroll
     for (uint32_t i = 0; i < TOKEN_TILES; ++i) {
         s[i][0] = s[i][1] = s[i][2] = s[i][3] = 0.0f;
@@ -387,12 +474,13 @@ __device__ uint32_t units_of_warp(const attend_params &p)
     return p.v_dim_padded / UNIT / WARPS;
 }
 
-template <uint32_t N> __device__ void multiply_v(const attend_params &p, const memory &m, accumulators<N> *acc)
+template <uint32_t N>
+__device__ void multiply_v(const attend_params &p, const memory &m, const uint4 *tile, accumulators<N> *acc)
 {
     const uint32_t lane = threadIdx.x % 32u;
     const uint32_t units = units_of_warp(p), first = threadIdx.x / 32u * units;
     const uint32_t p_at = ptx_shared_address(&m.fixed->p[lane % 8u + 8u * (lane / 8u % 2u)][lane / 16u * UNIT]);
-    const uint32_t v_at = ptx_shared_address(m.tile + 8u * (lane / 8u % 2u) + lane % 8u);
+    const uint32_t v_at = ptx_shared_address(tile + 8u * (lane / 8u % 2u) + lane % 8u);
     for (uint32_t step = 0; step < CUDA_TILE_TOKENS / K_STEP; ++step) {
         uint32_t a[4], b[4];
         ptx_ldmatrix_x4(a, p_at + step * K_STEP * 2u);
@@ -424,16 +512,13 @@ template <uint32_t N> __device__ void rescale(const memory &m, accumulators<N> *
     }
 }
 
-template <uint32_t N>
-__device__ void do_tile(const attend_params &p, const memory &m, const item &it, int32_t start, accumulators<N> *acc,
-                        float (&sums)[2])
+template <uint32_t N, uint32_t STAGES>
+__device__ void do_tile(const attend_params &p, const memory &m, const item &it, int32_t start, stream *tiles,
+                        accumulators<N> *acc, float (&sums)[2])
 {
-    const uint32_t position = (uint32_t)start + threadIdx.x;
     float s[TOKEN_TILES][4];
     scores v;
-    load_tile(p, m, it, position, NBL_KIND_K);
-    __syncthreads();
-    multiply_k(p, m, s);
+    multiply_k(p, m, take<STAGES>(p, m, it, tiles), s);
     view_scores(p, m, it, start, s, &v);
     bool is_late = grid_logits(m, &v, INFINITY);
     if (__syncthreads_or(is_late) != 0) {
@@ -442,11 +527,9 @@ __device__ void do_tile(const attend_params &p, const memory &m, const item &it,
         rescale(m, acc, sums);
     }
     weigh(p, m, v);
-    load_tile(p, m, it, position, NBL_KIND_V);
-    __syncthreads();
+    const uint4 *tile = take<STAGES>(p, m, it, tiles);
     add_sums(p, m, sums);
-    multiply_v(p, m, acc);
-    __syncthreads();
+    multiply_v(p, m, tile, acc);
 }
 
 /* ------------------------------------------------------------------------------------------------ chunks */
@@ -478,8 +561,9 @@ __device__ void stage_chunk(const attend_params &p, const memory &m, const item 
     __syncthreads();
 }
 
-/* All tiles of the n-th chunk of the range, staged. */
-template <uint32_t N> __device__ void do_chunk(const attend_params &p, const memory &m, const item &it, uint32_t n)
+/* All tiles of a chunk, staged. */
+template <uint32_t N, uint32_t STAGES>
+__device__ void do_chunk(const attend_params &p, const memory &m, const item &it, stream tiles)
 {
     accumulators<N> acc = {};
     float sums[2] = {0.0f, 0.0f};
@@ -489,13 +573,11 @@ template <uint32_t N> __device__ void do_chunk(const attend_params &p, const mem
         m.fixed->row[threadIdx.x].rescale = 1.0f;
     }
     __syncthreads();
-    int32_t begin = (int32_t)((p.first_chunk + n) * NBL_CHUNK_TOKENS);
-    for (uint32_t t = 0; t < CUDA_CHUNK_TILES; ++t) {
-        int32_t start = begin + (int32_t)(t * CUDA_TILE_TOKENS);
-        if (start < it.end && start + (int32_t)CUDA_TILE_TOKENS > it.first) {
-            do_tile(p, m, it, start, &acc, sums);
-        }
+    const uint32_t ahead = (STAGES - 1u) / 2u * CUDA_TILE_TOKENS; /* tiles asked for whole */
+    for (uint32_t start = tiles.position - threadIdx.x - ahead; start < tiles.end; start += CUDA_TILE_TOKENS) {
+        do_tile<N, STAGES>(p, m, it, (int32_t)start, &tiles, &acc, sums);
     }
+    __syncthreads();
     stage_chunk(p, m, it, acc, sums);
 }
 
@@ -515,9 +597,12 @@ __device__ nbl_state_head staged_state(const attend_params &p, const memory &m, 
     return is_empty ? nbl_state_empty(r.offset) : head;
 }
 
-template <uint32_t V> __device__ void do_split_item(const attend_params &p, const memory &m, const item &it, uint32_t n)
+template <uint32_t V, uint32_t STAGES>
+__device__ void do_split_item(const attend_params &p, const memory &m, const item &it, uint32_t block, uint32_t n)
 {
-    do_chunk<4u * V>(p, m, it, n);
+    const stream tiles = open_stream<STAGES>(p, m, it, n);
+    load_rows(p, m, block, it);
+    do_chunk<4u * V, STAGES>(p, m, it, tiles);
     for (uint32_t row = 0; row < it.rows; ++row) {
         float o[V];
         nbl_state_head head = staged_state(p, m, row, o);
@@ -535,11 +620,13 @@ template <uint32_t V> __device__ void do_split_item(const attend_params &p, cons
     }
 }
 
-template <uint32_t V> __device__ void do_whole_item(const attend_params &p, const memory &m, const item &it)
+template <uint32_t V, uint32_t STAGES>
+__device__ void do_whole_item(const attend_params &p, const memory &m, const item &it, uint32_t block)
 {
     float total[ROWS][V] = {};
+    load_rows(p, m, block, it);
     for (uint32_t n = 0; n < cuda_live_chunks(&p, it.kv_len); ++n) {
-        do_chunk<4u * V>(p, m, it, n);
+        do_chunk<4u * V, STAGES>(p, m, it, open_stream<STAGES>(p, m, it, n));
 #pragma unroll
         for (uint32_t r = 0; r < ROWS; ++r) {
             if (r < it.rows) {
@@ -575,14 +662,15 @@ __host__ __device__ size_t tile_bytes(uint32_t k_dim_padded, uint32_t v_dim_padd
     return (size_t)CUDA_TILE_TOKENS * 2u * (k_dim_padded > v_dim_padded ? k_dim_padded : v_dim_padded);
 }
 
-template <uint32_t V>
+template <uint32_t V, uint32_t STAGES>
 __global__ void __launch_bounds__(THREADS, 1) float_kernel(const __grid_constant__ attend_params p, uint32_t blocks)
 {
     extern __shared__ uint4 dynamic[];
     memory m;
     m.fixed = (fixed_memory *)(void *)dynamic;
     m.tile = (uint4 *)(void *)(m.fixed + 1);
-    m.q = (uint16_t *)(void *)(m.tile + tile_bytes(p.k_dim_padded, p.v_dim_padded) / sizeof(uint4));
+    m.stage_units = (uint32_t)(tile_bytes(p.k_dim_padded, p.v_dim_padded) / sizeof(uint4));
+    m.q = (uint16_t *)(void *)(m.tile + STAGES * m.stage_units);
     m.q_stride = p.k_dim_padded + UNIT;
     uint32_t parts = p.split ? p.chunks : 1u;
     uint32_t n = blockIdx.x % parts;
@@ -594,48 +682,74 @@ __global__ void __launch_bounds__(THREADS, 1) float_kernel(const __grid_constant
     if (p.split && n >= cuda_live_chunks(&p, p.sequences[it.sequence].kv_len)) {
         return;
     }
-    if (!init_item(p, m, block, &it)) {
+    if (!find_item(p, block, &it)) {
         return;
     }
     if (p.split) {
-        do_split_item<V>(p, m, it, n);
+        do_split_item<V, STAGES>(p, m, it, block, n);
     } else {
-        do_whole_item<V>(p, m, it);
+        do_whole_item<V, STAGES>(p, m, it, block);
     }
 }
 
-template <uint32_t V> cudaError_t launch(const attend_params *p, cudaStream_t stream)
+uint64_t shared_bytes(uint32_t k_dim, uint32_t v_dim, uint32_t stages)
+{
+    const uint32_t k_dim_padded = nbl_layout_dim_padded(k_dim);
+    return sizeof(fixed_memory) + stages * tile_bytes(k_dim_padded, nbl_layout_dim_padded(v_dim)) +
+           (uint64_t)ROWS * (k_dim_padded + UNIT) * 2u;
+}
+
+/* 1 if pages can be copied as they are, by a ring that fits. */
+bool can_stream(const attend_params *p)
+{
+    bool is_halves = true;
+    for (uint32_t i = 0; i < p->pages.region_count; ++i) {
+        is_halves = is_halves && nbl_layout_code_bits(p->pages.regions[i].k_format) == 16u &&
+                    nbl_layout_code_bits(p->pages.regions[i].v_format) == 16u;
+    }
+    return is_halves && shared_bytes(p->k_dim, p->v_dim, STREAM_STAGES) <= p->shared_bytes;
+}
+
+template <uint32_t V, uint32_t STAGES> cudaError_t launch(const attend_params *p, cudaStream_t stream)
 {
     uint64_t rows = (uint64_t)p->q_len_max * p->group_rows;
     uint32_t blocks = (uint32_t)((rows + ROWS - 1u) / ROWS);
     uint64_t items = (uint64_t)p->batch * p->kv_heads * blocks * (p->split ? p->chunks : 1u);
-    size_t bytes = nbl_cuda_float_shared_bytes(p->k_dim, p->v_dim);
+    size_t bytes = shared_bytes(p->k_dim, p->v_dim, STAGES);
     if (items == 0) {
         return cudaSuccess;
     }
     if (items > INT32_MAX) {
         return cudaErrorInvalidConfiguration;
     }
-    cudaError_t error = cudaFuncSetAttribute(float_kernel<V>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    cudaError_t error =
+        cudaFuncSetAttribute(float_kernel<V, STAGES>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    if (error == cudaSuccess) {
+        error = cudaFuncSetAttribute(float_kernel<V, STAGES>, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                     cudaSharedmemCarveoutMaxShared);
+    }
     if (error != cudaSuccess) {
         return error;
     }
-    return launch_after(float_kernel<V>, dim3((uint32_t)items), THREADS, bytes, stream, p, blocks);
+    return launch_after(float_kernel<V, STAGES>, dim3((uint32_t)items), THREADS, bytes, stream, p, blocks);
+}
+
+template <uint32_t V> cudaError_t launch_either(const attend_params *p, cudaStream_t stream)
+{
+    return can_stream(p) ? launch<V, STREAM_STAGES>(p, stream) : launch<V, 1>(p, stream);
 }
 
 } // namespace
 
 extern "C" uint64_t nbl_cuda_float_shared_bytes(uint32_t k_dim, uint32_t v_dim)
 {
-    const uint32_t k_dim_padded = nbl_layout_dim_padded(k_dim);
-    return sizeof(fixed_memory) + tile_bytes(k_dim_padded, nbl_layout_dim_padded(v_dim)) +
-           (uint64_t)ROWS * (k_dim_padded + UNIT) * 2u;
+    return shared_bytes(k_dim, v_dim, 1);
 }
 
 extern "C" cudaError_t nbl_cuda_attend_float(const attend_params *p, cudaStream_t stream)
 {
     if (p->v_dim_padded > 2u * THREADS) {
-        return launch<4>(p, stream);
+        return launch_either<4>(p, stream);
     }
-    return p->v_dim_padded > THREADS ? launch<2>(p, stream) : launch<1>(p, stream);
+    return p->v_dim_padded > THREADS ? launch_either<2>(p, stream) : launch_either<1>(p, stream);
 }
