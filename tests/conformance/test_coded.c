@@ -9,6 +9,7 @@
 #include <string.h>
 
 #define CASES 240u
+#define REFUSED_SEED 52010u /* K and V in nvfp4, 128X4 */
 
 /* K or V of an engine: random bytes, NaN codes and negative zeros among them, and where its scales are. */
 typedef struct engine_side {
@@ -251,6 +252,20 @@ Test(coded, random_sweep)
     lab_finish(&l);
 }
 
+/* The engine's codes and scales become those of a slot. */
+static void engine_take(engine *x, enum oracle_side side, uint64_t token, uint32_t head, int64_t slot)
+{
+    engine_side *s = &x->sides[side];
+    uint8_t *row = s->codes.host + token * (uint64_t)s->code_tensor.stride_bytes[0] +
+                   head * (uint64_t)s->code_tensor.stride_bytes[1];
+    oracle_vector v;
+    oracle_slot_read(&x->t.pools[HOST], 0, slot, side, head, &v);
+    for (uint32_t d = 0; d < s->dim; d += 2u)
+        row[d / 2u] = (uint8_t)(v.elements[d] + 16u * v.elements[d + 1u]);
+    for (uint32_t b = 0; b < columns_of(s); ++b)
+        s->scales.host[scale_place(x, s, token, head, b)] = v.block_scales[b];
+}
+
 /* What append makes of numbers is what append_coded makes of their codes. */
 Test(coded, codes_of_append_come_back)
 {
@@ -271,23 +286,17 @@ Test(coded, codes_of_append_come_back)
     }
     trial_fill(&x.t); /* the oracle's append, on both sides */
     const int64_t *slots = buffer_at(&x.t.slots, HOST);
-    for (uint32_t k = 0; k < 2u; ++k)
-        for (uint32_t i = 0; i < x.t.tokens; ++i) {
-            engine_side *s = &x.sides[k];
-            oracle_vector v;
-            oracle_slot_read(&x.t.pools[HOST], 0, slots[i], (enum oracle_side)k, 0, &v);
-            for (uint32_t d = 0; d < s->dim; d += 2u)
-                s->codes.host[i * (uint64_t)s->code_tensor.stride_bytes[0] + d / 2u] =
-                    (uint8_t)(v.elements[d] + 16u * v.elements[d + 1u]);
-            for (uint32_t b = 0; b < columns_of(s); ++b)
-                s->scales.host[scale_place(&x, s, i, 0, b)] = v.block_scales[b];
-            buffer_upload(&l, &s->codes);
-            buffer_upload(&l, &s->scales);
-        }
+    for (uint32_t k = 0; k < 2u; ++k) {
+        for (uint32_t i = 0; i < x.t.tokens * p.shape.kv_heads; ++i)
+            engine_take(&x, (enum oracle_side)k, i / p.shape.kv_heads, i % p.shape.kv_heads,
+                        slots[i / p.shape.kv_heads]);
+        buffer_upload(&l, &x.sides[k].codes);
+        buffer_upload(&l, &x.sides[k].scales);
+    }
     buffer_fill(&l, &x.t.stats, 0);
     if (engine_append(&x)) {
         nbl_quant_stats *stats = buffer_at(&x.t.stats, HOST);
-        stats->vectors = 2u * x.t.tokens;
+        stats->vectors = 2u * x.t.tokens * p.shape.kv_heads;
         trial_compare_pools(&x.t);
     }
     engine_free(&x);
@@ -306,8 +315,9 @@ Test(coded, refusals)
     lab l;
     lab_open(&l);
     engine x;
-    engine_init(&x, &l, 52001); /* nvfp4 and nvfp4, 128X4 */
-    cr_assert(x.sides[0].is_given && x.sides[1].is_given && x.layout == NBL_SCALES_128X4);
+    engine_init(&x, &l, REFUSED_SEED);
+    cr_assert(x.t.tokens > 0 && x.sides[0].is_given && x.sides[1].is_given && x.layout == NBL_SCALES_128X4 &&
+              x.sides[0].format == NBL_NVFP4 && x.sides[1].format == NBL_NVFP4);
     nbl_append_coded_args a = args_of(&x);
     a.scale_layout = 2;
     expect_invalid(&x, &a, "scale_layout is 2");
@@ -333,7 +343,6 @@ Test(coded, refusals)
     a = args_of(&x);
     a.k_format = a.v_format = NBL_FP8_E4M3;
     expect_invalid(&x, &a, "k.shape[2]");
-    x.t.p.shape.v_hadamard = 8; /* the pool looks at this shape */
     a = args_of(&x);
     nbl_pool pool = *a.pool;
     nbl_kv_shape shape = *pool.shape;

@@ -8,9 +8,10 @@
  *
  *     [Dp/8][128 tokens] units of 16 bytes: 8 elements of a token
  *
- * whose 8 tokens x 16 bytes are the matrices that ldmatrix loads: as they are for K, transposed for V. Pages of 16-bit
- * formats are stored in such units: they stream into a ring of stages by cp.async while the stages before are worked
- * on. Other formats are decoded by the threads into one stage. Each warp
+ * whose 8 tokens x 16 bytes are the matrices that ldmatrix loads: as they are for K, transposed for V. Other formats are
+ * decoded by the threads into one stage. Pages of bf16 or fp16 alone are stored in such units: they stream into a ring of
+ * stages by cp.async while the stages before are worked on, in a kernel of their own that leaves out ALiBi, soft cap and
+ * tree masks, so that its loop fits the instruction cache. Each warp
  * multiplies Q with 32 tokens; P goes through shared memory; then each warp has a quarter of the columns of O, whose
  * accumulators stay in the tensor core's hands for a whole chunk (NUM 6.4).
  */
@@ -31,9 +32,20 @@
 #define TOKEN_TILES (CUDA_TILE_TOKENS / WARPS / UNIT) /* n-tiles of a warp in Q K^T */
 #define K_STEP 16u                                    /* of an MMA */
 #define STREAM_STAGES 3u                              /* of the ring; at D = 128 two blocks fit a multiprocessor */
+#define STREAM_DIM_MAX 256u
 
 namespace
 {
+
+/* Kernels: for any call, or for pages of bf16 or fp16 that stream. */
+enum mode { GENERAL, STREAM_BF16, STREAM_FP16 };
+
+template <mode M> constexpr uint32_t stages_of = M == GENERAL ? 1u : STREAM_STAGES;
+
+template <mode M> __device__ bool is_fp16(uint32_t flag)
+{
+    return M == GENERAL ? flag != 0 : M == STREAM_FP16;
+}
 
 /* Shared memory of a block; the arrays of a call's dimensions follow it. */
 struct alignas(16) fixed_memory {
@@ -198,22 +210,12 @@ __device__ void decode_token(const token_place &at, uint32_t padded, uint4 *to)
     }
 }
 
-/* Asks for the thread's token of a 16-bit format. */
-__device__ void copy_token(const token_place &at, uint32_t padded, uint4 *to)
-{
-    const uint32_t shared = ptx_shared_address(to);
-#pragma unroll 8
-    for (uint32_t unit = 0; unit < padded / UNIT; ++unit) {
-        ptx_cp_async_16(shared + unit * CUDA_TILE_TOKENS * 16u, at.codes + unit * at.width * 16u);
-    }
-}
-
 /* The tiles of a chunk on their way into the stages, K and V of a tile after each other; each thread has a token. */
 struct stream {
     uint32_t asked; /* tiles of K and V */
     uint32_t taken;
     uint32_t position; /* of the thread's token in the tile to ask for */
-    uint32_t end;      /* of the tiles, less the thread's place in one */
+    uint32_t end;      /* of the tiles */
     int32_t page;      /* of that token, where the sequence has it */
 };
 
@@ -224,24 +226,43 @@ __device__ void find_page(const attend_params &p, const item &it, stream *s)
     }
 }
 
+/* Asks for K or V of the thread's token, of 16 bits. */
+__device__ void copy_token(const attend_params &p, const item &it, const stream &s, uint32_t kind, uint32_t padded,
+                           uint4 *to)
+{
+    const uint32_t token = s.position % p.pages.page_tokens;
+    const cuda_region *region = cuda_region_find(&p.pages, s.page);
+    const uint8_t *from = region->codes + (uint64_t)((uint32_t)s.page - region->first_page) * region->code_page_stride;
+    from += kind == NBL_KIND_K ? (uint64_t)it.kv_head * region->k_code_head_bytes
+                               : region->v_code_offset + (uint64_t)it.kv_head * region->v_code_head_bytes;
+    from += nbl_layout_half_byte(padded, p.pages.page_tokens, token, 0);
+    const uint32_t step = 16u * nbl_layout_group_width(p.pages.page_tokens, token, NBL_LAYOUT_K_GROUP_TOKENS);
+    const uint32_t shared = ptx_shared_address(to);
+#pragma unroll 4
+    for (uint32_t unit = 0; unit < padded / UNIT; ++unit) {
+        ptx_cp_async_16(shared + unit * CUDA_TILE_TOKENS * 16u, from + unit * step);
+    }
+}
+
 /* Brings K or V of a tile into its stage, or asks for it; zeros past the length. */
-template <uint32_t STAGES> __device__ void ask(const attend_params &p, const memory &m, const item &it, stream *s)
+template <mode M> __device__ void ask(const attend_params &p, const memory &m, const item &it, stream *s)
 {
     const uint32_t kind = s->asked % 2u == 0 ? (uint32_t)NBL_KIND_K : (uint32_t)NBL_KIND_V;
     const uint32_t padded = kind == NBL_KIND_K ? p.k_dim_padded : p.v_dim_padded;
-    uint4 *to = m.tile + s->asked % STAGES * m.stage_units + threadIdx.x;
+    uint4 *to = m.tile + s->asked % stages_of<M> * m.stage_units + threadIdx.x;
     if (s->position < s->end + threadIdx.x) {
         if (s->position >= (uint32_t)it.kv_len) {
+#pragma unroll 1
             for (uint32_t unit = 0; unit < padded / UNIT; ++unit) {
                 to[unit * CUDA_TILE_TOKENS] = make_uint4(0, 0, 0, 0);
             }
-        } else if (STAGES > 1u) {
-            copy_token(place_of(p, it, s->position, s->page, kind), padded, to);
-        } else {
+        } else if constexpr (M == GENERAL) {
             decode_token(place_of(p, it, s->position, s->page, kind), padded, to);
+        } else {
+            copy_token(p, it, *s, kind, padded, to);
         }
     }
-    if (STAGES > 1u) {
+    if constexpr (M != GENERAL) {
         ptx_cp_async_commit();
     }
     if (kind == NBL_KIND_V) {
@@ -252,7 +273,7 @@ template <uint32_t STAGES> __device__ void ask(const attend_params &p, const mem
 }
 
 /* The stream of the n-th chunk of the range: the tiles that some row sees. */
-template <uint32_t STAGES>
+template <mode M>
 __device__ stream open_stream(const attend_params &p, const memory &m, const item &it, uint32_t n)
 {
     const int32_t begin = (int32_t)((p.first_chunk + n) * NBL_CHUNK_TOKENS);
@@ -263,24 +284,25 @@ __device__ stream open_stream(const attend_params &p, const memory &m, const ite
     s.position = (uint32_t)max(begin, it.first / (int32_t)CUDA_TILE_TOKENS * (int32_t)CUDA_TILE_TOKENS) + threadIdx.x;
     s.end = (uint32_t)max(end, 0);
     find_page(p, it, &s);
-    for (uint32_t i = 1; i < STAGES; ++i) {
-        ask<STAGES>(p, m, it, &s);
+#pragma unroll 1
+    for (uint32_t i = 1; i < stages_of<M>; ++i) {
+        ask<M>(p, m, it, &s);
     }
     return s;
 }
 
 /* The next tile of the stream, K or V; all threads are past the one before. */
-template <uint32_t STAGES>
+template <mode M>
 __device__ const uint4 *take(const attend_params &p, const memory &m, const item &it, stream *s)
 {
-    const uint4 *tile = m.tile + s->taken % STAGES * m.stage_units;
-    if constexpr (STAGES > 1u) {
-        ptx_cp_async_wait<(int)STAGES - 2>();
+    const uint4 *tile = m.tile + s->taken % stages_of<M> * m.stage_units;
+    if constexpr (M != GENERAL) {
+        ptx_cp_async_wait<(int)stages_of<M> - 2>();
         __syncthreads();
-        ask<STAGES>(p, m, it, s);
+        ask<M>(p, m, it, s);
     } else {
         __syncthreads();
-        ask<STAGES>(p, m, it, s);
+        ask<M>(p, m, it, s);
         __syncthreads();
     }
     s->taken++;
@@ -290,6 +312,7 @@ __device__ const uint4 *take(const attend_params &p, const memory &m, const item
 /* ------------------------------------------------------------------------------------------------ Q K^T */
 
 /* Scores of 16 rows and the warp's 32 tokens: n-tile i has tokens 8i + 2t, 8i + 2t + 1 of rows g and g + 8. */
+template <mode M>
 __device__ void multiply_k(const attend_params &p, const memory &m, const uint4 *tile, float (&s)[TOKEN_TILES][4])
 {
     const uint32_t lane = threadIdx.x % 32u, warp = threadIdx.x / 32u;
@@ -307,8 +330,8 @@ __device__ void multiply_k(const attend_params &p, const memory &m, const uint4 
 #pragma unroll
         for (uint32_t pair = 0; pair < TOKEN_TILES / 2u; ++pair) {
             ptx_ldmatrix_x4(b, k_at + (2u * step * CUDA_TILE_TOKENS + 16u * pair) * 16u);
-            ptx_mma_half(s[2u * pair], a, b[0], b[1], p.k_fp16 != 0);
-            ptx_mma_half(s[2u * pair + 1u], a, b[2], b[3], p.k_fp16 != 0);
+            ptx_mma_half(s[2u * pair], a, b[0], b[1], is_fp16<M>(p.k_fp16));
+            ptx_mma_half(s[2u * pair + 1u], a, b[2], b[3], is_fp16<M>(p.k_fp16));
         }
     }
 }
@@ -336,6 +359,7 @@ __device__ uint32_t row_of(uint32_t half)
 }
 
 /* Masks, ALiBi and soft cap (NUM 6.3). */
+template <mode M>
 __device__ void view_scores(const attend_params &p, const memory &m, const item &it, int32_t start,
                             const float (&s)[TOKEN_TILES][4], scores *v)
 {
@@ -343,6 +367,18 @@ __device__ void view_scores(const attend_params &p, const memory &m, const item 
     for (uint32_t half = 0; half < 2u; ++half) {
         const bool has_row = row_of(half) < it.rows;
         const row_state &r = m.fixed->row[has_row ? row_of(half) : 0u];
+        if constexpr (M != GENERAL) {
+            v->scale[half] = r.scale;
+            const int32_t first = r.first, end = has_row ? r.end : 0;
+#pragma unroll
+            for (uint32_t n = 0; n < 8u; ++n) {
+                const int32_t position = start + (int32_t)token_of(n);
+                v->visible[half][n] = position >= first && position < end;
+                v->x[half][n] = s[n / 2u][2u * half + n % 2u];
+                v->a[half][n] = 0.0f;
+            }
+            continue;
+        }
         const float slope = p.alibi_slopes != NULL ? p.alibi_slopes[r.head] * NBL_LOG2E : 0.0f;
         v->scale[half] = p.cap != 0.0f ? p.cap : r.scale;
 #pragma unroll
@@ -425,9 +461,10 @@ __device__ void move_bases(const memory &m, const item &it, scores *v)
 }
 
 /* P of the thread's tokens into place. */
+template <mode M>
 __device__ void weigh(const attend_params &p, const memory &m, const scores &v)
 {
-    const float least = p.v_fp16 ? NBL_FLOAT_WEIGHT_MIN_FP16 : NBL_WEIGHT_MIN;
+    const float least = is_fp16<M>(p.v_fp16) ? NBL_FLOAT_WEIGHT_MIN_FP16 : NBL_WEIGHT_MIN;
 #pragma unroll
     for (uint32_t half = 0; half < 2u; ++half) {
 #pragma unroll
@@ -439,7 +476,7 @@ __device__ void weigh(const attend_params &p, const memory &m, const scores &v)
                 e[i] = v.visible[half][n + i] && u >= least ? ptx_ex2(u) : 0.0f;
             }
             *(uint32_t *)(void *)&m.fixed->p[row_of(half)][token_of(n)] =
-                p.v_fp16 ? ptx_cvt_f16x2(e[1], e[0]) : ptx_cvt_bf16x2(e[1], e[0]);
+                is_fp16<M>(p.v_fp16) ? ptx_cvt_f16x2(e[1], e[0]) : ptx_cvt_bf16x2(e[1], e[0]);
         }
     }
 }
@@ -458,13 +495,14 @@ __device__ uint32_t sum_class(void)
 }
 
 /* s_r of NUM 6.4, two for each thread. */
+template <mode M>
 __device__ void add_sums(const attend_params &p, const memory &m, float (&sums)[2])
 {
 #pragma unroll
     for (uint32_t k = 0; k < CUDA_TILE_TOKENS / NBL_PARTIAL_SUMS; ++k) {
         uint32_t word = *(const uint32_t *)(const void *)&m.fixed->p[sum_row()][k * NBL_PARTIAL_SUMS + sum_class()];
-        sums[0] += nbl_half_decode((uint16_t)word, p.v_fp16 != 0);
-        sums[1] += nbl_half_decode((uint16_t)(word >> 16), p.v_fp16 != 0);
+        sums[0] += ptx_half_low(word, is_fp16<M>(p.v_fp16));
+        sums[1] += ptx_half_high(word, is_fp16<M>(p.v_fp16));
     }
 }
 
@@ -474,7 +512,7 @@ __device__ uint32_t units_of_warp(const attend_params &p)
     return p.v_dim_padded / UNIT / WARPS;
 }
 
-template <uint32_t N>
+template <uint32_t N, mode M>
 __device__ void multiply_v(const attend_params &p, const memory &m, const uint4 *tile, accumulators<N> *acc)
 {
     const uint32_t lane = threadIdx.x % 32u;
@@ -489,9 +527,9 @@ __device__ void multiply_v(const attend_params &p, const memory &m, const uint4 
             if (i < units) {
                 uint32_t unit = first + min(i + lane / 16u, units - 1u);
                 ptx_ldmatrix_x4_trans(b, v_at + (unit * CUDA_TILE_TOKENS + step * K_STEP) * 16u);
-                ptx_mma_half(acc->o[i], a, b[0], b[1], p.v_fp16 != 0);
+                ptx_mma_half(acc->o[i], a, b[0], b[1], is_fp16<M>(p.v_fp16));
                 if (N > 1u && i + 1u < units) {
-                    ptx_mma_half(acc->o[i + 1u], a, b[2], b[3], p.v_fp16 != 0);
+                    ptx_mma_half(acc->o[i + 1u], a, b[2], b[3], is_fp16<M>(p.v_fp16));
                 }
             }
         }
@@ -512,24 +550,24 @@ template <uint32_t N> __device__ void rescale(const memory &m, accumulators<N> *
     }
 }
 
-template <uint32_t N, uint32_t STAGES>
+template <uint32_t N, mode M>
 __device__ void do_tile(const attend_params &p, const memory &m, const item &it, int32_t start, stream *tiles,
                         accumulators<N> *acc, float (&sums)[2])
 {
     float s[TOKEN_TILES][4];
     scores v;
-    multiply_k(p, m, take<STAGES>(p, m, it, tiles), s);
-    view_scores(p, m, it, start, s, &v);
+    multiply_k<M>(p, m, take<M>(p, m, it, tiles), s);
+    view_scores<M>(p, m, it, start, s, &v);
     bool is_late = grid_logits(m, &v, INFINITY);
     if (__syncthreads_or(is_late) != 0) {
         move_bases(m, it, &v);
         grid_logits(m, &v, NBL_FLOAT_GRID + NBL_FLOAT_REBASE);
         rescale(m, acc, sums);
     }
-    weigh(p, m, v);
-    const uint4 *tile = take<STAGES>(p, m, it, tiles);
-    add_sums(p, m, sums);
-    multiply_v(p, m, tile, acc);
+    weigh<M>(p, m, v);
+    const uint4 *tile = take<M>(p, m, it, tiles);
+    add_sums<M>(p, m, sums);
+    multiply_v<N, M>(p, m, tile, acc);
 }
 
 /* ------------------------------------------------------------------------------------------------ chunks */
@@ -562,7 +600,7 @@ __device__ void stage_chunk(const attend_params &p, const memory &m, const item 
 }
 
 /* All tiles of a chunk, staged. */
-template <uint32_t N, uint32_t STAGES>
+template <uint32_t N, mode M>
 __device__ void do_chunk(const attend_params &p, const memory &m, const item &it, stream tiles)
 {
     accumulators<N> acc = {};
@@ -573,9 +611,9 @@ __device__ void do_chunk(const attend_params &p, const memory &m, const item &it
         m.fixed->row[threadIdx.x].rescale = 1.0f;
     }
     __syncthreads();
-    const uint32_t ahead = (STAGES - 1u) / 2u * CUDA_TILE_TOKENS; /* tiles asked for whole */
+    const uint32_t ahead = (stages_of<M> - 1u) / 2u * CUDA_TILE_TOKENS; /* tiles asked for whole */
     for (uint32_t start = tiles.position - threadIdx.x - ahead; start < tiles.end; start += CUDA_TILE_TOKENS) {
-        do_tile<N, STAGES>(p, m, it, (int32_t)start, &tiles, &acc, sums);
+        do_tile<N, M>(p, m, it, (int32_t)start, &tiles, &acc, sums);
     }
     __syncthreads();
     stage_chunk(p, m, it, acc, sums);
@@ -597,12 +635,12 @@ __device__ nbl_state_head staged_state(const attend_params &p, const memory &m, 
     return is_empty ? nbl_state_empty(r.offset) : head;
 }
 
-template <uint32_t V, uint32_t STAGES>
+template <uint32_t V, mode M>
 __device__ void do_split_item(const attend_params &p, const memory &m, const item &it, uint32_t block, uint32_t n)
 {
-    const stream tiles = open_stream<STAGES>(p, m, it, n);
+    const stream tiles = open_stream<M>(p, m, it, n);
     load_rows(p, m, block, it);
-    do_chunk<4u * V, STAGES>(p, m, it, tiles);
+    do_chunk<4u * V, M>(p, m, it, tiles);
     for (uint32_t row = 0; row < it.rows; ++row) {
         float o[V];
         nbl_state_head head = staged_state(p, m, row, o);
@@ -620,13 +658,13 @@ __device__ void do_split_item(const attend_params &p, const memory &m, const ite
     }
 }
 
-template <uint32_t V, uint32_t STAGES>
+template <uint32_t V, mode M>
 __device__ void do_whole_item(const attend_params &p, const memory &m, const item &it, uint32_t block)
 {
     float total[ROWS][V] = {};
     load_rows(p, m, block, it);
     for (uint32_t n = 0; n < cuda_live_chunks(&p, it.kv_len); ++n) {
-        do_chunk<4u * V, STAGES>(p, m, it, open_stream<STAGES>(p, m, it, n));
+        do_chunk<4u * V, M>(p, m, it, open_stream<M>(p, m, it, n));
 #pragma unroll
         for (uint32_t r = 0; r < ROWS; ++r) {
             if (r < it.rows) {
@@ -662,7 +700,7 @@ __host__ __device__ size_t tile_bytes(uint32_t k_dim_padded, uint32_t v_dim_padd
     return (size_t)CUDA_TILE_TOKENS * 2u * (k_dim_padded > v_dim_padded ? k_dim_padded : v_dim_padded);
 }
 
-template <uint32_t V, uint32_t STAGES>
+template <uint32_t V, mode M>
 __global__ void __launch_bounds__(THREADS, 1) float_kernel(const __grid_constant__ attend_params p, uint32_t blocks)
 {
     extern __shared__ uint4 dynamic[];
@@ -670,7 +708,7 @@ __global__ void __launch_bounds__(THREADS, 1) float_kernel(const __grid_constant
     m.fixed = (fixed_memory *)(void *)dynamic;
     m.tile = (uint4 *)(void *)(m.fixed + 1);
     m.stage_units = (uint32_t)(tile_bytes(p.k_dim_padded, p.v_dim_padded) / sizeof(uint4));
-    m.q = (uint16_t *)(void *)(m.tile + STAGES * m.stage_units);
+    m.q = (uint16_t *)(void *)(m.tile + stages_of<M> * m.stage_units);
     m.q_stride = p.k_dim_padded + UNIT;
     uint32_t parts = p.split ? p.chunks : 1u;
     uint32_t n = blockIdx.x % parts;
@@ -686,9 +724,9 @@ __global__ void __launch_bounds__(THREADS, 1) float_kernel(const __grid_constant
         return;
     }
     if (p.split) {
-        do_split_item<V, STAGES>(p, m, it, block, n);
+        do_split_item<V, M>(p, m, it, block, n);
     } else {
-        do_whole_item<V, STAGES>(p, m, it, block);
+        do_whole_item<V, M>(p, m, it, block);
     }
 }
 
@@ -699,23 +737,24 @@ uint64_t shared_bytes(uint32_t k_dim, uint32_t v_dim, uint32_t stages)
            (uint64_t)ROWS * (k_dim_padded + UNIT) * 2u;
 }
 
-/* 1 if pages can be copied as they are, by a ring that fits. */
+/* 1 if pages can be copied as they are, by a ring that fits, and nothing is asked that the streaming kernel leaves out. */
 bool can_stream(const attend_params *p)
 {
-    bool is_halves = true;
+    bool is_halves = p->k_fp16 == p->v_fp16;
     for (uint32_t i = 0; i < p->pages.region_count; ++i) {
         is_halves = is_halves && nbl_layout_code_bits(p->pages.regions[i].k_format) == 16u &&
                     nbl_layout_code_bits(p->pages.regions[i].v_format) == 16u;
     }
-    return is_halves && shared_bytes(p->k_dim, p->v_dim, STREAM_STAGES) <= p->shared_bytes;
+    return is_halves && p->cap == 0.0f && p->alibi_slopes == NULL && p->tree_mask == NULL &&
+           p->v_dim_padded <= STREAM_DIM_MAX && shared_bytes(p->k_dim, p->v_dim, STREAM_STAGES) <= p->shared_bytes;
 }
 
-template <uint32_t V, uint32_t STAGES> cudaError_t launch(const attend_params *p, cudaStream_t stream)
+template <uint32_t V, mode M> cudaError_t launch(const attend_params *p, cudaStream_t stream)
 {
     uint64_t rows = (uint64_t)p->q_len_max * p->group_rows;
     uint32_t blocks = (uint32_t)((rows + ROWS - 1u) / ROWS);
     uint64_t items = (uint64_t)p->batch * p->kv_heads * blocks * (p->split ? p->chunks : 1u);
-    size_t bytes = shared_bytes(p->k_dim, p->v_dim, STAGES);
+    size_t bytes = shared_bytes(p->k_dim, p->v_dim, stages_of<M>);
     if (items == 0) {
         return cudaSuccess;
     }
@@ -723,20 +762,23 @@ template <uint32_t V, uint32_t STAGES> cudaError_t launch(const attend_params *p
         return cudaErrorInvalidConfiguration;
     }
     cudaError_t error =
-        cudaFuncSetAttribute(float_kernel<V, STAGES>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+        cudaFuncSetAttribute(float_kernel<V, M>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     if (error == cudaSuccess) {
-        error = cudaFuncSetAttribute(float_kernel<V, STAGES>, cudaFuncAttributePreferredSharedMemoryCarveout,
+        error = cudaFuncSetAttribute(float_kernel<V, M>, cudaFuncAttributePreferredSharedMemoryCarveout,
                                      cudaSharedmemCarveoutMaxShared);
     }
     if (error != cudaSuccess) {
         return error;
     }
-    return launch_after(float_kernel<V, STAGES>, dim3((uint32_t)items), THREADS, bytes, stream, p, blocks);
+    return launch_after(float_kernel<V, M>, dim3((uint32_t)items), THREADS, bytes, stream, p, blocks);
 }
 
-template <uint32_t V> cudaError_t launch_either(const attend_params *p, cudaStream_t stream)
+template <uint32_t V> cudaError_t launch_any(const attend_params *p, cudaStream_t stream)
 {
-    return can_stream(p) ? launch<V, STREAM_STAGES>(p, stream) : launch<V, 1>(p, stream);
+    if (!can_stream(p)) {
+        return launch<V, GENERAL>(p, stream);
+    }
+    return p->k_fp16 ? launch<V, STREAM_FP16>(p, stream) : launch<V, STREAM_BF16>(p, stream);
 }
 
 } // namespace
@@ -749,7 +791,7 @@ extern "C" uint64_t nbl_cuda_float_shared_bytes(uint32_t k_dim, uint32_t v_dim)
 extern "C" cudaError_t nbl_cuda_attend_float(const attend_params *p, cudaStream_t stream)
 {
     if (p->v_dim_padded > 2u * THREADS) {
-        return launch_either<4>(p, stream);
+        return launch<4, GENERAL>(p, stream);
     }
-    return p->v_dim_padded > THREADS ? launch_either<2>(p, stream) : launch_either<1>(p, stream);
+    return p->v_dim_padded > THREADS ? launch_any<2>(p, stream) : launch_any<1>(p, stream);
 }

@@ -4,11 +4,13 @@
  * @brief Prefill of the float core on sm_90a: pages of 16-bit formats through wgmma (NUM 6.3 to 6.6).
  *
  * A block takes 128 query rows of a kv head of a sequence, over all tiles that they see, or over one chunk (split). Two
- * warps copy K and V of tiles into rings of two slots each, in the order that pages have them: units of 8 elements,
+ * warps copy K and V of tiles into rings, in the order that pages have them: groups of 32 tokens, and in a group units of
+ * 8 elements,
  *
- *     [D/8][128 tokens] of 16 bytes
+ *     [4 groups][D/8][32 tokens] of 16 bytes
  *
- * whose 8 tokens x 16 bytes are the matrices of wgmma: rows in the depth's direction for K, columns side by side for V.
+ * so that a group is one copy. Its 8 tokens x 16 bytes are the matrices of wgmma: rows in the depth's direction for K, whose
+ * groups are multiplied apart, columns side by side for V.
  * Two warpgroups compute, 64 rows each; inside a chunk
  *
  *     Q K(j) begins    P V(j - 1) begins    Q K(j) ends    2^t of j    P V(j - 1) ends    P of j
@@ -31,25 +33,26 @@
 #define THREADS (CONSUMERS + 128u) /* the third warpgroup loads */
 #define CONSUMER_REGISTERS 232
 #define LOADER_REGISTERS 40
-#define SLOTS 2u
+#define K_SLOTS 3u
+#define V_SLOTS 2u
 #define UNIT 8u                /* elements of 16 bytes */
 #define RUN_TOKENS_MIN 8u      /* that a copy brings of a unit */
 #define ROWS_MIN 33u           /* query rows of a kv head below which float_attend.cu is no worse */
-#define UNIT_BYTES (CUDA_TILE_TOKENS * 16u)
+#define GROUP_TOKENS NBL_LAYOUT_K_GROUP_TOKENS
+#define GROUPS (CUDA_TILE_TOKENS / GROUP_TOKENS)
+#define UNIT_BYTES (GROUP_TOKENS * 16u)
 #define MATRIX_BYTES 128u
-#define QUERY_BARRIER 1u
-#define IDLE 100u /* nanoseconds that a loading thread sleeps; a tile takes over a thousand */
+#define IDLE 40u /* nanoseconds that a loading thread sleeps; a tile takes over a thousand */
 #define LIMIT (NBL_FLOAT_GRID + NBL_FLOAT_REBASE)
 
 namespace
 {
 
 template <int D> struct alignas(128) memory {
-    uint4 q[D / UNIT][ROWS];
-    uint4 k[SLOTS][D / UNIT][CUDA_TILE_TOKENS];
-    uint4 v[SLOTS][D / UNIT][CUDA_TILE_TOKENS];
+    uint4 k[K_SLOTS][GROUPS][D / UNIT][GROUP_TOKENS];
+    uint4 v[V_SLOTS][GROUPS][D / UNIT][GROUP_TOKENS];
     float4 total[D / 8][CONSUMERS]; /* O of the chunks before */
-    uint64_t k_full[SLOTS], k_empty[SLOTS], v_full[SLOTS], v_empty[SLOTS];
+    uint64_t k_full[K_SLOTS], k_empty[K_SLOTS], v_full[V_SLOTS], v_empty[V_SLOTS];
 };
 
 /* What a block does. */
@@ -101,71 +104,78 @@ __device__ bool find_work(const attend_params &p, uint32_t blocks, work *w)
 
 /* ------------------------------------------------------------------------------------------------ loading */
 
-/* A lane copies one run of tokens, side by side in a page, of every so-many-th unit. */
-__device__ void copy_tile(const attend_params &p, const work &w, uint32_t start, uint32_t kind, uint4 *to,
-                          uint32_t barrier, uint64_t policy)
+/* Where a lane's tokens of a tile are: a run of tokens side by side in a page. */
+struct run_place {
+    const uint8_t *from; /* of unit 0; NULL where the sequence has none */
+    uint32_t width;      /* tokens of the group in the page */
+    uint32_t there;      /* tokens that the sequence has */
+};
+
+__device__ run_place find_run(const attend_params &p, const work &w, uint32_t position, uint32_t run, uint32_t kind)
 {
     const uint32_t page_tokens = p.pages.page_tokens;
-    const uint32_t run = min(page_tokens & (0u - page_tokens), NBL_LAYOUT_K_GROUP_TOKENS);
-    const uint32_t runs = CUDA_TILE_TOKENS / run, lane = threadIdx.x % 32u;
-    const uint32_t units = (kind == NBL_KIND_K ? p.k_dim_padded : p.v_dim_padded) / UNIT;
-    const uint32_t place = lane % runs * run, position = start + place;
-    const uint32_t there = min((uint32_t)w.at.kv_len - min((uint32_t)w.at.kv_len, position), run);
-    if (there > 0) {
+    run_place r = {NULL, run, 0};
+    if (position < (uint32_t)w.at.kv_len) {
         const int32_t page = p.page_table[(uint64_t)w.sequence * p.page_table_stride + position / page_tokens];
         const cuda_region *region = cuda_region_find(&p.pages, page);
         const block16_part part = block16_part_at(&p.pages, region, (uint32_t)page, kind, w.kv_head,
                                                   kind == NBL_KIND_K ? p.k_dim : p.v_dim);
         const uint32_t token = position % page_tokens;
-        const uint32_t width = nbl_layout_group_width(page_tokens, token, NBL_LAYOUT_K_GROUP_TOKENS);
-        const uint8_t *from = part.codes + block16_code_byte(&part, token, 0);
-        for (uint32_t unit = lane / runs; unit < units; unit += 32u / runs) {
-            ptx_bulk_copy(ptx_shared_address(to + unit * CUDA_TILE_TOKENS + place), from + unit * width * 16u,
-                          there * 16u, barrier, policy);
+        r.from = part.codes + nbl_layout_half_byte(part.dim, page_tokens, token, 0);
+        r.width = nbl_layout_group_width(page_tokens, token, GROUP_TOKENS);
+        r.there = min((uint32_t)w.at.kv_len - position, run);
+    }
+    return r;
+}
+
+/* Copies a run of every `step`-th unit from `first`, and zeros where the sequence ends: a weight of 0 must not meet what is
+ * no number. to is the run's place in unit 0 of its group. */
+__device__ void copy_units(const run_place &r, uint32_t run, uint32_t first, uint32_t step, uint32_t units, uint4 *to,
+                           uint32_t barrier, uint64_t policy)
+{
+    for (uint32_t unit = first; unit < units; unit += step) {
+        uint4 *at = to + unit * GROUP_TOKENS;
+        if (r.there > 0) {
+            ptx_bulk_copy(ptx_shared_address(at), r.from + unit * r.width * 16u, r.there * 16u, barrier, policy);
+        }
+        for (uint32_t i = r.there; i < run; ++i) {
+            at[i] = make_uint4(0, 0, 0, 0);
         }
     }
-    if (there < run) { /* V past the length: a weight of 0 must not meet what is no number */
-        for (uint32_t unit = lane / runs; unit < units; unit += 32u / runs) {
-            for (uint32_t i = there; i < run; ++i) {
-                to[unit * CUDA_TILE_TOKENS + place + i] = make_uint4(0, 0, 0, 0);
-            }
-        }
+    if (r.there < run) {
         ptx_fence_proxy_async();
-    }
-    __syncwarp();
-    if (lane == 0) {
-        const uint32_t tokens = min((uint32_t)w.at.kv_len - start, CUDA_TILE_TOKENS);
-        ptx_mbarrier_arrive_expect(barrier, tokens * units * 16u);
     }
 }
 
-/* K of all tiles, or V, by a warp. */
+/* K of all tiles, or V, by a warp; lane l has run l of a tile, or shares it with lanes l + runs, ... */
 template <int D> __device__ void load_tiles(const attend_params &p, memory<D> &m, const work &w, uint32_t kind)
 {
     const uint64_t policy = ptx_policy_evict_last();
+    const uint32_t run = min(p.pages.page_tokens & (0u - p.pages.page_tokens), GROUP_TOKENS);
+    const uint32_t runs = CUDA_TILE_TOKENS / run, lane = threadIdx.x % 32u, place = lane % runs * run;
+    const uint32_t units = (kind == NBL_KIND_K ? p.k_dim_padded : p.v_dim_padded) / UNIT;
+    const uint32_t slots = kind == NBL_KIND_K ? K_SLOTS : V_SLOTS;
+    uint32_t slot = 0, parity = 1;
     for (uint32_t tile = w.tile_first; tile < w.tile_end; ++tile) {
-        const uint32_t n = tile - w.tile_first, slot = n % SLOTS, parity = n / SLOTS % 2u ^ 1u;
-        uint64_t *full = kind == NBL_KIND_K ? &m.k_full[slot] : &m.v_full[slot];
-        uint64_t *empty = kind == NBL_KIND_K ? &m.k_empty[slot] : &m.v_empty[slot];
-        uint4 *to = kind == NBL_KIND_K ? &m.k[slot][0][0] : &m.v[slot][0][0];
-        ptx_mbarrier_wait_idle(ptx_shared_address(empty), parity, IDLE);
-        copy_tile(p, w, tile * CUDA_TILE_TOKENS, kind, to, ptx_shared_address(full), policy);
+        const uint32_t start = tile * CUDA_TILE_TOKENS;
+        const uint32_t full = ptx_shared_address(kind == NBL_KIND_K ? &m.k_full[slot] : &m.v_full[slot]);
+        const uint32_t empty = ptx_shared_address(kind == NBL_KIND_K ? &m.k_empty[slot] : &m.v_empty[slot]);
+        uint4 *to = kind == NBL_KIND_K ? &m.k[slot][0][0][0] : &m.v[slot][0][0][0];
+        to += place / GROUP_TOKENS * (D / UNIT) * GROUP_TOKENS + place % GROUP_TOKENS;
+        const run_place r = find_run(p, w, start + place, run, kind);
+        ptx_mbarrier_wait_idle(empty, parity, IDLE);
+        if (r.there == GROUP_TOKENS && lane < runs) {
+            ptx_bulk_copy(ptx_shared_address(to), r.from, units * UNIT_BYTES, full, policy);
+        } else if (r.there < GROUP_TOKENS) {
+            copy_units(r, run, lane / runs, 32u / runs, units, to, full, policy);
+        }
+        __syncwarp();
+        if (lane == 0) {
+            ptx_mbarrier_arrive_expect(full, min((uint32_t)w.at.kv_len - start, CUDA_TILE_TOKENS) * units * 16u);
+        }
+        slot = slot + 1u == slots ? 0u : slot + 1u;
+        parity ^= slot == 0 ? 1u : 0u;
     }
-}
-
-/* Query rows of the block, by the computing threads. */
-template <int D> __device__ void load_queries(const attend_params &p, memory<D> &m, const work &w)
-{
-    const uint16_t *halves = (const uint16_t *)(const void *)p.codes;
-    for (uint32_t i = threadIdx.x; i < ROWS * (D / UNIT); i += CONSUMERS) {
-        const uint32_t unit = i % (D / UNIT), row = i / (D / UNIT), in_head = w.first_row + row;
-        const uint64_t index = (uint64_t)((uint32_t)w.at.q_first + in_head / p.group_rows) * p.q_heads +
-                               w.kv_head * p.group_rows + in_head % p.group_rows;
-        const bool is_there = row < w.rows && unit < p.k_dim_padded / UNIT;
-        m.q[unit][row] = is_there ? *(const uint4 *)(const void *)(halves + index * p.k_dim_padded + unit * UNIT)
-                                  : make_uint4(0, 0, 0, 0);
-    }
-    ptx_fence_proxy_async();
 }
 
 /* ------------------------------------------------------------------------------------------------ rows */
@@ -206,6 +216,17 @@ __device__ void begin_rows(const attend_params &p, const work &w, thread_rows &r
     }
     r.full_first = __reduce_max_sync(FULL_WARP, max(r.first[0], r.first[1]));
     r.full_end = __reduce_min_sync(FULL_WARP, min(r.end[0], r.end[1]));
+}
+
+/* The thread's part of the queries, as A operands of 16 halves of depth each. */
+template <int D> __device__ void load_queries(const attend_params &p, const thread_rows &r, uint32_t (&q)[D / 4])
+{
+#pragma unroll
+    for (int i = 0; i < D / 4; ++i) {
+        const uint32_t d = i / 4 * 16u + i / 2 % 2 * 8u + threadIdx.x % 4u * 2u, index = r.index[i % 2];
+        const uint16_t *row = (const uint16_t *)(const void *)p.codes + (uint64_t)index * p.k_dim_padded;
+        q[i] = index != UINT32_MAX && d < p.k_dim_padded ? *(const uint32_t *)(const void *)(row + d) : 0u;
+    }
 }
 
 template <int N> __device__ void begin_chunk(thread_rows &r, float (&o)[N])
@@ -329,31 +350,33 @@ template <bool FP16> __device__ void round_weights(thread_rows &r, const float (
         const int row = i / 2 % 2, half = i / 4 % 2 * 2;
         const uint32_t word = FP16 ? ptx_f16x2(s[i], s[i + 1]) : ptx_bf16x2(s[i], s[i + 1]);
         packed[i / 2] = word;
-        r.sums[row][half] += nbl_half_decode((uint16_t)word, FP16);
-        r.sums[row][half + 1] += nbl_half_decode((uint16_t)(word >> 16), FP16);
+        r.sums[row][half] += ptx_half_low(word, FP16);
+        r.sums[row][half + 1] += ptx_half_high(word, FP16);
     }
 }
 
 /* ------------------------------------------------------------------------------------------------ products */
 
-template <int D, bool FP16> __device__ void begin_scores(float (&s)[64], const memory<D> &m, uint32_t slot)
+template <int D, bool FP16>
+__device__ void begin_scores(float (&s)[64], const uint32_t (&q)[D / 4], const memory<D> &m, uint32_t slot)
 {
-    const uint64_t a = wgmma_matrices(ptx_shared_address(&m.q[0][threadIdx.x / 128u * 64u]), UNIT_BYTES, MATRIX_BYTES);
-    const uint64_t b = wgmma_matrices(ptx_shared_address(&m.k[slot][0][0]), UNIT_BYTES, MATRIX_BYTES);
-    wgmma_half_ss<FP16, 0>(s, a, b);
 #pragma unroll
-    for (uint32_t step = 1; step < D / 16; ++step) {
-        wgmma_half_ss<FP16, 1>(s, a + step * (2u * UNIT_BYTES >> 4), b + step * (2u * UNIT_BYTES >> 4));
+    for (uint32_t group = 0; group < GROUPS; ++group) {
+        const uint64_t b = wgmma_matrices(ptx_shared_address(&m.k[slot][group][0][0]), UNIT_BYTES, MATRIX_BYTES);
+#pragma unroll
+        for (uint32_t step = 0; step < D / 16; ++step) {
+            wgmma_half_rs_32<FP16>(s + 16u * group, q + 4u * step, b + step * (2u * UNIT_BYTES >> 4), step != 0);
+        }
     }
 }
 
 template <int D, bool FP16>
 __device__ void begin_sums(float (&o)[D / 2], const uint32_t (&packed)[32], const memory<D> &m, uint32_t slot)
 {
-    const uint64_t b = wgmma_matrices(ptx_shared_address(&m.v[slot][0][0]), MATRIX_BYTES, UNIT_BYTES);
 #pragma unroll
     for (uint32_t step = 0; step < CUDA_TILE_TOKENS / 16u; ++step) {
-        wgmma_half_rs<FP16>(o, packed + 4u * step, b + step * (2u * MATRIX_BYTES >> 4));
+        const uint64_t b = wgmma_matrices(ptx_shared_address(&m.v[slot][step / 2u][0][0]), MATRIX_BYTES, UNIT_BYTES);
+        wgmma_half_rs<FP16>(o, packed + 4u * step, b + step % 2u * (2u * MATRIX_BYTES >> 4));
     }
 }
 
@@ -512,9 +535,40 @@ __device__ void release(uint64_t *empty)
 }
 
 /* K or V of the n-th tile is there. */
-__device__ void wait_full(uint64_t (&full)[SLOTS], uint32_t n)
+template <uint32_t SLOTS> __device__ void wait_full(uint64_t (&full)[SLOTS], uint32_t n)
 {
     ptx_mbarrier_wait(ptx_shared_address(&full[n % SLOTS]), n / SLOTS % 2u);
+}
+
+/* A tile inside a chunk: its scores and the P V of the tile before it, which keeps the tensor cores busy meanwhile. */
+template <int D, bool FP16>
+__device__ void do_tile(memory<D> &m, const work &w, uint32_t n, const uint32_t (&q)[D / 4], thread_rows &r, float (&s)[64],
+                        float (&o)[D / 2], uint32_t (&packed)[32])
+{
+    wait_full(m.k_full, n);
+    wgmma_fence();
+    begin_scores<D, FP16>(s, q, m, n % K_SLOTS);
+    wgmma_commit();
+    wait_full(m.v_full, n - 1u);
+    wgmma_fence();
+    begin_sums<D, FP16>(o, packed, m, (n - 1u) % V_SLOTS);
+    wgmma_commit();
+    wgmma_wait<1>();
+    wgmma_settle(s);
+    release(&m.k_empty[n % K_SLOTS]);
+    const tile_view v = view_tile(r, (int32_t)((w.tile_first + n) * CUDA_TILE_TOKENS), s);
+    exponentiate<FP16>(v, s);
+    wgmma_wait<0>();
+    wgmma_settle(o);
+    wgmma_settle(s);
+    release(&m.v_empty[(n - 1u) % V_SLOTS]);
+    if (v.moves) {
+#pragma unroll
+        for (int i = 0; i < D / 2; ++i) {
+            o[i] *= v.rescale[i / 2 % 2];
+        }
+    }
+    round_weights<FP16>(r, s, packed);
 }
 
 template <int D, bool FP16> __device__ void compute(const attend_params &p, memory<D> &m, const work &w)
@@ -522,9 +576,9 @@ template <int D, bool FP16> __device__ void compute(const attend_params &p, memo
     const uint32_t tiles = w.tile_end - w.tile_first;
     thread_rows r;
     float s[64], o[D / 2];
+    uint32_t q[D / 4];
     begin_rows(p, w, r);
-    load_queries(p, m, w);
-    wgmma_bar_sync(QUERY_BARRIER, CONSUMERS);
+    load_queries<D>(p, r, q);
     if (tiles == 0) {
         begin_chunk(r, o);
         end_chunk(p, m, w, true, r, o);
@@ -532,7 +586,7 @@ template <int D, bool FP16> __device__ void compute(const attend_params &p, memo
     }
     wait_full(m.k_full, 0);
     wgmma_fence();
-    begin_scores<D, FP16>(s, m, 0);
+    begin_scores<D, FP16>(s, q, m, 0);
     wgmma_commit();
     wgmma_wait<0>();
     for (uint32_t n = 0; n < tiles;) { /* chunks */
@@ -540,48 +594,25 @@ template <int D, bool FP16> __device__ void compute(const attend_params &p, memo
         const uint32_t end = min(n + CUDA_CHUNK_TILES - tile % CUDA_CHUNK_TILES, tiles);
         uint32_t packed[32];
         wgmma_settle(s);
-        release(&m.k_empty[n % SLOTS]);
+        release(&m.k_empty[n % K_SLOTS]);
         begin_chunk(r, o);
         const tile_view first = view_tile(r, (int32_t)(tile * CUDA_TILE_TOKENS), s);
         exponentiate<FP16>(first, s);
         round_weights<FP16>(r, s, packed);
         for (++n; n < end; ++n) {
-            wait_full(m.k_full, n);
-            wgmma_fence();
-            begin_scores<D, FP16>(s, m, n % SLOTS);
-            wgmma_commit();
-            wait_full(m.v_full, n - 1u);
-            wgmma_fence();
-            begin_sums<D, FP16>(o, packed, m, (n - 1u) % SLOTS);
-            wgmma_commit();
-            wgmma_wait<1>();
-            wgmma_settle(s);
-            release(&m.k_empty[n % SLOTS]);
-            const tile_view v = view_tile(r, (int32_t)((w.tile_first + n) * CUDA_TILE_TOKENS), s);
-            exponentiate<FP16>(v, s);
-            wgmma_wait<0>();
-            wgmma_settle(o);
-            wgmma_settle(s);
-            release(&m.v_empty[(n - 1u) % SLOTS]);
-            if (v.moves) {
-#pragma unroll
-                for (int i = 0; i < D / 2; ++i) {
-                    o[i] *= v.rescale[i / 2 % 2];
-                }
-            }
-            round_weights<FP16>(r, s, packed);
+            do_tile<D, FP16>(m, w, n, q, r, s, o, packed);
         }
         if (n < tiles) { /* else the scores that follow are of no use, and of no harm */
             wait_full(m.k_full, n);
         }
         wait_full(m.v_full, n - 1u);
         wgmma_fence();
-        begin_scores<D, FP16>(s, m, n % SLOTS);
-        begin_sums<D, FP16>(o, packed, m, (n - 1u) % SLOTS);
+        begin_scores<D, FP16>(s, q, m, n % K_SLOTS);
+        begin_sums<D, FP16>(o, packed, m, (n - 1u) % V_SLOTS);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_settle(o);
-        release(&m.v_empty[(n - 1u) % SLOTS]);
+        release(&m.v_empty[(n - 1u) % V_SLOTS]);
         end_chunk(p, m, w, n == tiles, r, o);
     }
 }
@@ -597,17 +628,19 @@ __global__ void __launch_bounds__(THREADS, 1) float_wgmma_kernel(const __grid_co
     extern __shared__ __align__(128) uint8_t dynamic[];
     memory<D> &m = *reinterpret_cast<memory<D> *>(dynamic);
     if (threadIdx.x == 0) {
-        for (uint32_t i = 0; i < SLOTS; ++i) {
+        for (uint32_t i = 0; i < K_SLOTS; ++i) {
             ptx_mbarrier_init(ptx_shared_address(&m.k_full[i]), 1);
-            ptx_mbarrier_init(ptx_shared_address(&m.v_full[i]), 1);
             ptx_mbarrier_init(ptx_shared_address(&m.k_empty[i]), CONSUMER_WARPS);
+        }
+        for (uint32_t i = 0; i < V_SLOTS; ++i) {
+            ptx_mbarrier_init(ptx_shared_address(&m.v_full[i]), 1);
             ptx_mbarrier_init(ptx_shared_address(&m.v_empty[i]), CONSUMER_WARPS);
         }
         ptx_fence_mbarrier_init();
     }
     if (p.k_dim_padded < D || p.v_dim_padded < D) { /* units that no copy writes */
-        uint4 *slots = &m.k[0][0][0];
-        for (uint32_t i = threadIdx.x; i < 2u * SLOTS * (D / UNIT) * CUDA_TILE_TOKENS; i += THREADS) {
+        uint4 *slots = &m.k[0][0][0][0]; /* K and V lie one after the other */
+        for (uint32_t i = threadIdx.x; i < (K_SLOTS + V_SLOTS) * (D / UNIT) * CUDA_TILE_TOKENS; i += THREADS) {
             slots[i] = make_uint4(0, 0, 0, 0);
         }
         ptx_fence_proxy_async();

@@ -95,22 +95,22 @@ template <int ACCUMULATE> PTX_FN void wgmma_us(int32_t (&d)[32], const uint32_t 
 #define WGMMA_F32(d) WGMMA_F16(d, 0), WGMMA_F16(d, 16)
 #define WGMMA_F64(d) WGMMA_F32(d), WGMMA_F16(d, 32), WGMMA_F16(d, 48)
 
-/* Q K^T: d = a * b, or d + a * b, for 16 halves of depth; both in shared memory, rows in the depth's direction; binary32
- * accumulators (NUM 6.2). PTX ISA, wgmma.mma_async */
-#define WGMMA_HALVES_SS(type)                                                                  \
-    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %66, 0;\n"                                \
-                 " wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" WGMMA_S64  \
-                 "}, %64, %65, p, 1, 1, 0, 0;\n}"                                              \
-                 : WGMMA_F64(d)                                                                \
-                 : "l"(a), "l"(b), "n"(ACCUMULATE))
+/* Q K^T: d = a * b, or d + a * b, 32 columns; A in registers, B in shared memory with its rows in the depth's direction;
+ * binary32 accumulators (NUM 6.2). PTX ISA, wgmma.mma_async */
+#define WGMMA_HALVES_RS_32(type)                                                                \
+    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %21, 0;\n"                                 \
+                 " wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type " {" WGMMA_S16    \
+                 "}, {%16,%17,%18,%19}, %20, p, 1, 1, 0;\n}"                                    \
+                 : WGMMA_F16(d, 0)                                                              \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int32_t)accumulates))
 
 /** Of bf16, or of fp16. */
-template <bool FP16, int ACCUMULATE> PTX_FN void wgmma_half_ss(float (&d)[64], uint64_t a, uint64_t b)
+template <bool FP16> PTX_FN void wgmma_half_rs_32(float *d, const uint32_t *a, uint64_t b, bool accumulates)
 {
     if constexpr (FP16) {
-        WGMMA_HALVES_SS("f16");
+        WGMMA_HALVES_RS_32("f16");
     } else {
-        WGMMA_HALVES_SS("bf16");
+        WGMMA_HALVES_RS_32("bf16");
     }
 }
 
