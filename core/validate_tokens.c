@@ -174,13 +174,13 @@ static nbl_status coded_side_in(nbl_append_coded_call *call, const coded_side *s
         memset(side->scales, 0, sizeof *side->scales);
         return NBL_OK;
     }
-    const nbl_tensor_rule rule = {.name = side->name,
-                                  .axes = "[T, Hk, bytes of codes]",
-                                  .dtypes = NBL_DTYPES_U8,
-                                  .rank = 3,
-                                  .shape = {call->tokens, call->pool.shape.kv_heads,
-                                            side->format == NBL_NVFP4 ? side->dim / 2u : side->dim},
-                                  .required = true};
+    const nbl_tensor_rule rule = {
+        .name = side->name,
+        .axes = "[T, Hk, bytes of codes]",
+        .dtypes = NBL_DTYPES_U8,
+        .rank = 3,
+        .shape = {call->tokens, call->pool.shape.kv_heads, side->format == NBL_NVFP4 ? side->dim / 2u : side->dim},
+        .required = true};
     NBL_TRY(coded_format_check(side, err));
     NBL_TRY(nbl_tensor_in(side->codes, &rule, extents, err));
     return coded_scales_in(call, side, extents, err);
@@ -211,8 +211,8 @@ static nbl_status coded_region_check(const nbl_append_coded_call *call, nbl_erro
             (!nbl_tensor_present(&a->v) || region->v_format == a->v_format))
             return NBL_OK;
     }
-    return NBL_REFUSE(err, NBL_E_INVALID, "k_format is %u and v_format %u, which no region of the pool has", a->k_format,
-                      a->v_format);
+    return NBL_REFUSE(err, NBL_E_INVALID, "k_format is %u and v_format %u, which no region of the pool has",
+                      a->k_format, a->v_format);
 }
 
 nbl_status nbl_append_coded_in(nbl_append_coded_call *call, const nbl_append_coded_args *args, nbl_error *err)
@@ -232,10 +232,10 @@ nbl_status nbl_append_coded_in(nbl_append_coded_call *call, const nbl_append_cod
     NBL_TRY(coded_tokens(call, err));
     if (call->tokens == 0)
         return NBL_OK;
-    const coded_side k = {"k", "k_scales", "k_format", &a->k, &a->k_scales, a->k_format, shape->k_dim,
-                          shape->centering | shape->k_hadamard};
-    const coded_side v = {"v", "v_scales", "v_format", &a->v, &a->v_scales, a->v_format, shape->v_dim,
-                          shape->v_hadamard};
+    const coded_side k = {"k",          "k_scales",  "k_format",   &a->k,
+                          &a->k_scales, a->k_format, shape->k_dim, shape->centering | shape->k_hadamard};
+    const coded_side v = {"v",          "v_scales",  "v_format",   &a->v,
+                          &a->v_scales, a->v_format, shape->v_dim, shape->v_hadamard};
     NBL_TRY(coded_side_in(call, &k, &extents, err));
     NBL_TRY(coded_side_in(call, &v, &extents, err));
     NBL_TRY(coded_region_check(call, err));

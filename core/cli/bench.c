@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "file.h"
 #include "generate.h"
-#include "output.h"
 #include "model.h"
+#include "output.h"
 #include "pipeline.h"
 #include "predict.h"
 #include "progress.h"
@@ -70,7 +70,8 @@ const nbl_command nbl_command_bench = {
     "Inputs and outputs are bf16. One region of the recipe's formats; first tokens kept in int8 play no part.\n"
     "On a device the calls of a run are queued first and then timed by the device's events.\n"
     "Threads of sim are not pinned to cores.\n"
-    "--predict: time of the CUDA kernels from counts of bytes, instructions and products and a GPU's rates; the largest\n"
+    "--predict: time of the CUDA kernels from counts of bytes, instructions and products and a GPU's rates; the "
+    "largest\n"
     "of memory, issue, tensor and ex2 is the main kernel's, other that of the rest. docs/performance.md says how good "
     "it is.\n",
     bench_options,

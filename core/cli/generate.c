@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-const char *const nbl_generate_names[] = {"gaussian",   "outliers",   "sinks", "student-t",
+const char *const nbl_generate_names[] = {"gaussian",   "outliers",    "sinks",      "student-t",
                                           "outlier-30", "outlier-100", "log-normal", NULL};
 
 enum { STREAM_Q = 1, STREAM_K = 2, STREAM_V = 3, STREAM_SHAPE = 4, T_FREEDOM = 3, OUTLIER_BLOCK = 32 };

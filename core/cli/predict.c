@@ -128,8 +128,8 @@ int nbl_predict_run(const nbl_predict_request *request, const nbl_list *recipes,
         json_array_append_new(rows, json_row(request, recipes->items[i], &time));
     }
     if (code == NBL_EXIT_OK && request->json) {
-        code = nbl_json_print(json_pack("{s:s, s:b, s:O}", "gpu", gpu->name, "measured", gpu->is_measured, "rows", rows),
-                              fault);
+        code = nbl_json_print(
+            json_pack("{s:s, s:b, s:O}", "gpu", gpu->name, "measured", gpu->is_measured, "rows", rows), fault);
     } else if (code == NBL_EXIT_OK) {
         print_table(request, gpu, &table);
     }

@@ -197,7 +197,7 @@ NBL_FN uint64_t nbl_layout_scale_byte(uint32_t page_tokens, uint32_t plane, uint
     return (uint64_t)plane * page_tokens + token;
 }
 
-/* ------------------------------------------------------------------------------------------------ F9: engines' scales */
+/* ------------------------------------------------------------------------------------------------ F9: coded scales */
 
 /** Bytes of a matrix of rows x columns scales in tiles of 128 x 4 (F9). */
 NBL_FN uint64_t nbl_layout_scale_128x4_bytes(uint64_t rows, uint32_t columns)

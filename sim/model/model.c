@@ -4,8 +4,8 @@
  * @brief Counts of the kernels, rates of the GPUs, and their quotients.
  *
  * Counts are per unit of work at head dimension 128: executed warp instructions as Nsight Compute counts them
- * (`tests/bench/gpu.sh counts`), multiply-adds as the fragments have them, bytes from docs/formats.md. The factors below
- * are not: they say how much of a rate the kernels of this project get, one figure for all of them, from an H200.
+ * (`tests/bench/gpu.sh counts`), multiply-adds as the fragments have them, bytes from docs/formats.md. The factors
+ * below are not: they say how much of a rate the kernels of this project get, one figure for all of them, from an H200.
  */
 #include "model.h"
 

@@ -14,17 +14,17 @@
 
 /** A GPU by its published rates. */
 typedef struct nbl_gpu {
-    const char *name;        /**< "h200" */
-    const char *title;       /**< "NVIDIA H200" */
-    uint32_t processors;     /**< multiprocessors */
-    uint32_t capability;     /**< 10 * major + minor */
-    double clock_ghz;        /**< of multiprocessors under load */
-    double memory_tb_s;      /**< published peak */
-    double int8_pops;        /**< dense, 10^15 operations a second; a multiply-add is two */
-    double half_pflops;      /**< bf16 and fp16, binary32 accumulators, dense */
-    double warp_mma;         /**< part of the dense rates that mma.sync reaches */
-    double exponentials;     /**< ex2 a clock and multiprocessor */
-    int is_measured;         /**< 1: the rates were checked against measurements; else they are published ones alone */
+    const char *name;    /**< "h200" */
+    const char *title;   /**< "NVIDIA H200" */
+    uint32_t processors; /**< multiprocessors */
+    uint32_t capability; /**< 10 * major + minor */
+    double clock_ghz;    /**< of multiprocessors under load */
+    double memory_tb_s;  /**< published peak */
+    double int8_pops;    /**< dense, 10^15 operations a second; a multiply-add is two */
+    double half_pflops;  /**< bf16 and fp16, binary32 accumulators, dense */
+    double warp_mma;     /**< part of the dense rates that mma.sync reaches */
+    double exponentials; /**< ex2 a clock and multiprocessor */
+    int is_measured;     /**< 1: the rates were checked against measurements; else they are published ones alone */
 } nbl_gpu;
 
 /** Names of the GPUs, for messages. */

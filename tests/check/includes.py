@@ -42,7 +42,9 @@ def allowed(source: str, target: str) -> bool:
             return file != "nibble_backend.h"
         return here == "core" or file in ("nibble_types.h", "nibble_backend.h")
     if there == "core/num":
-        return file == "layout.h" if here in ("core", "core/cli", "sim/model") else here == "sim" or here.startswith("backends/")
+        if here in ("core", "core/cli", "sim/model"):
+            return file == "layout.h"
+        return here == "sim" or here.startswith("backends/")
     return there == "sim/model" and here == "core/cli"
 
 

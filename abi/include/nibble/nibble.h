@@ -1001,7 +1001,7 @@ typedef struct nbl_api_v1 {
      * Computes   for every token t with slot >= 0 and every kv head h: the stored vector that decodes to
      *            e2m1(k[t, h, d]) * e4m3(scale of d / 16), or e4m3(k[t, h, d]); v likewise. The tensor or head scale of
      *            the engine is pool.k_scale[layer, h], which gather and attend multiply with (NUM 6.7)
-     * Shapes     k [T, Hk, Dk/2 or Dk] u8, v [T, Hk, Dv/2 or Dv] u8, one may be absent; k_scales, v_scales [T, Hk, C] u8
+     * Shapes     k [T, Hk, Dk/2 or Dk] u8, v [T, Hk, Dv/2 or Dv] u8, one may be absent; scales [T, Hk, C] u8
      *            or matrices (enum nbl_scale_layout; each 512 * ceil(rows / 128) * ceil(C / 4) bytes), rows being all
      *            tokens from 0 to scale_token + T; any strides
      * Numerics   NUM 6.8, exact: no value changes, but NaN codes become the code below
@@ -1010,7 +1010,7 @@ typedef struct nbl_api_v1 {
      * Ordering   see nbl_api_v1
      * @retval NBL_OK             also for T = 0
      * @retval NBL_E_INVALID      a shape, format, enum or required pointer is wrong, no region has the formats, or the
-     *                            pool transforms K (centering, k_hadamard) or V (v_hadamard): codes cannot be transformed
+     *                            pool transforms K (centering, k_hadamard) or V (v_hadamard): codes stay as they are
      * @retval NBL_E_ALIGN        slots or stats is not aligned
      * @retval NBL_E_OVERLAP      pool or stats overlap an input or each other
      * @retval NBL_E_RANGE        a slot is outside, or in a region of other formats; where only the device can see it,

@@ -343,8 +343,8 @@ typedef struct nbl_append_args {
 enum nbl_scale_layout {
     NBL_SCALES_LINEAR = 0, /**< [T, Hk, C] */
     NBL_SCALES_128X4 = 1,  /**< matrices of rows of C scales in tiles of 128 rows and 4 columns, 512 bytes each, as
-                                block-scaled matrix products take them: [Hk, bytes], a row for each token, or [1, bytes],
-                                a row for each token and kv head, token * Hk + head */
+                                block-scaled matrix products take them: [Hk, bytes], a row for each token, or
+                                [1, bytes], a row for each token and kv head, token * Hk + head */
     NBL_SCALE_LAYOUT_MAX_ENUM = 0x7fffffff
 };
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file append_coded.cu
- * @brief append_coded: K and V that an engine has quantized, into pages (NUM 6.8). A thread has 32 elements of a vector,
- * which are whole bytes of a page in every format.
+ * @brief append_coded: K and V that an engine has quantized, into pages (NUM 6.8). A thread has 32 elements of a
+ * vector, which are whole bytes of a page in every format.
  */
 #include "../ops.h"
 #include "../tile/float16.cuh"
@@ -23,8 +23,8 @@ __device__ uint8_t scale_byte(const coded_params &p, const coded_side &side, uin
     const uint64_t at = p.scale_token + token;
     const uint64_t byte = nbl_layout_scale_128x4(side.is_shared ? at * p.kv_heads + head : at, b,
                                                  (side.dim + NBL_NVFP4_BLOCK - 1u) / NBL_NVFP4_BLOCK);
-    return side.scales[(side.is_shared ? 0 : (int64_t)head * side.scale_stride[0]) +
-                       (int64_t)byte * side.scale_stride[1]];
+    return side
+        .scales[(side.is_shared ? 0 : (int64_t)head * side.scale_stride[0]) + (int64_t)byte * side.scale_stride[1]];
 }
 
 /* Elements first.. of a vector; zeros past its end. */
@@ -127,6 +127,7 @@ extern "C" cudaError_t nbl_cuda_append_coded(const coded_params *p, cudaStream_t
 {
     const uint32_t dim = max(p->sides[NBL_KIND_K].dim, p->sides[NBL_KIND_V].dim);
     const uint64_t threads = (uint64_t)p->tokens * (nbl_layout_dim_padded(dim) / ELEMENTS);
-    append_coded_kernel<<<dim3((uint32_t)((threads + THREADS - 1u) / THREADS), p->kv_heads, 2), THREADS, 0, stream>>>(*p);
+    append_coded_kernel<<<dim3((uint32_t)((threads + THREADS - 1u) / THREADS), p->kv_heads, 2), THREADS, 0, stream>>>(
+        *p);
     return cudaGetLastError();
 }

@@ -8,10 +8,10 @@
  *
  *     [Dp/8][128 tokens] units of 16 bytes: 8 elements of a token
  *
- * whose 8 tokens x 16 bytes are the matrices that ldmatrix loads: as they are for K, transposed for V. Other formats are
- * decoded by the threads into one stage. Pages of bf16 or fp16 alone are stored in such units: they stream into a ring of
- * stages by cp.async while the stages before are worked on, in a kernel of their own that leaves out ALiBi, soft cap and
- * tree masks, so that its loop fits the instruction cache. Each warp
+ * whose 8 tokens x 16 bytes are the matrices that ldmatrix loads: as they are for K, transposed for V. Other formats
+ * are decoded by the threads into one stage. Pages of bf16 or fp16 alone are stored in such units: they stream into a
+ * ring of stages by cp.async while the stages before are worked on, in a kernel of their own that leaves out ALiBi,
+ * soft cap and tree masks, so that its loop fits the instruction cache. Each warp
  * multiplies Q with 32 tokens; P goes through shared memory; then each warp has a quarter of the columns of O, whose
  * accumulators stay in the tensor core's hands for a whole chunk (NUM 6.4).
  */
@@ -273,8 +273,7 @@ template <mode M> __device__ void ask(const attend_params &p, const memory &m, c
 }
 
 /* The stream of the n-th chunk of the range: the tiles that some row sees. */
-template <mode M>
-__device__ stream open_stream(const attend_params &p, const memory &m, const item &it, uint32_t n)
+template <mode M> __device__ stream open_stream(const attend_params &p, const memory &m, const item &it, uint32_t n)
 {
     const int32_t begin = (int32_t)((p.first_chunk + n) * NBL_CHUNK_TOKENS);
     const int32_t end = min(begin + (int32_t)NBL_CHUNK_TOKENS, it.end);
@@ -292,8 +291,7 @@ __device__ stream open_stream(const attend_params &p, const memory &m, const ite
 }
 
 /* The next tile of the stream, K or V; all threads are past the one before. */
-template <mode M>
-__device__ const uint4 *take(const attend_params &p, const memory &m, const item &it, stream *s)
+template <mode M> __device__ const uint4 *take(const attend_params &p, const memory &m, const item &it, stream *s)
 {
     const uint4 *tile = m.tile + s->taken % stages_of<M> * m.stage_units;
     if constexpr (M != GENERAL) {
@@ -461,8 +459,7 @@ __device__ void move_bases(const memory &m, const item &it, scores *v)
 }
 
 /* P of the thread's tokens into place. */
-template <mode M>
-__device__ void weigh(const attend_params &p, const memory &m, const scores &v)
+template <mode M> __device__ void weigh(const attend_params &p, const memory &m, const scores &v)
 {
     const float least = is_fp16<M>(p.v_fp16) ? NBL_FLOAT_WEIGHT_MIN_FP16 : NBL_WEIGHT_MIN;
 #pragma unroll
@@ -495,8 +492,7 @@ __device__ uint32_t sum_class(void)
 }
 
 /* s_r of NUM 6.4, two for each thread. */
-template <mode M>
-__device__ void add_sums(const attend_params &p, const memory &m, float (&sums)[2])
+template <mode M> __device__ void add_sums(const attend_params &p, const memory &m, float (&sums)[2])
 {
 #pragma unroll
     for (uint32_t k = 0; k < CUDA_TILE_TOKENS / NBL_PARTIAL_SUMS; ++k) {
@@ -711,11 +707,12 @@ __global__ void __launch_bounds__(THREADS, 1) float_kernel(const __grid_constant
     m.q = (uint16_t *)(void *)(m.tile + stages_of<M> * m.stage_units);
     m.q_stride = p.k_dim_padded + UNIT;
     uint32_t parts = p.split ? p.chunks : 1u;
-    uint32_t n = blockIdx.x % parts;
-    uint32_t block = blockIdx.x / parts % blocks;
     item it;
-    it.kv_head = blockIdx.x / parts / blocks % p.kv_heads;
-    it.sequence = blockIdx.x / parts / blocks / p.kv_heads;
+    it.kv_head = blockIdx.x % p.kv_heads; /* blocks that run at a time share pages */
+    uint32_t n = blockIdx.x / p.kv_heads % parts;
+    uint32_t block = blockIdx.x / p.kv_heads / parts % blocks;
+    it.sequence = blockIdx.x / p.kv_heads / parts / blocks;
+    ptx_grid_release();
     ptx_grid_wait();
     if (p.split && n >= cuda_live_chunks(&p, p.sequences[it.sequence].kv_len)) {
         return;
@@ -737,7 +734,7 @@ uint64_t shared_bytes(uint32_t k_dim, uint32_t v_dim, uint32_t stages)
            (uint64_t)ROWS * (k_dim_padded + UNIT) * 2u;
 }
 
-/* 1 if pages can be copied as they are, by a ring that fits, and nothing is asked that the streaming kernel leaves out. */
+/* 1 if pages can be copied as they are, by a ring that fits, and nothing is asked that streaming leaves out. */
 bool can_stream(const attend_params *p)
 {
     bool is_halves = p->k_fp16 == p->v_fp16;

@@ -4,20 +4,21 @@
  * @brief Prefill of the float core on sm_90a: pages of 16-bit formats through wgmma (NUM 6.3 to 6.6).
  *
  * A block takes 128 query rows of a kv head of a sequence, over all tiles that they see, or over one chunk (split). Two
- * warps copy K and V of tiles into rings, in the order that pages have them: groups of 32 tokens, and in a group units of
- * 8 elements,
+ * warps copy K and V of tiles into rings, in the order that pages have them: groups of 32 tokens, and in a group units
+ * of 8 elements,
  *
  *     [4 groups][D/8][32 tokens] of 16 bytes
  *
- * so that a group is one copy. Its 8 tokens x 16 bytes are the matrices of wgmma: rows in the depth's direction for K, whose
- * groups are multiplied apart, columns side by side for V.
+ * so that a group is one copy. Its 8 tokens x 16 bytes are the matrices of wgmma: rows in the depth's direction for K,
+ * whose groups are multiplied apart, columns side by side for V.
  * Two warpgroups compute, 64 rows each; inside a chunk
  *
  *     Q K(j) begins    P V(j - 1) begins    Q K(j) ends    2^t of j    P V(j - 1) ends    P of j
  *
- * Accumulators of P V stay for a chunk (NUM 6.4). A thread has rows g = lane / 4 and g + 8 of its warp's 16, and of each
- * the columns 8*i + 2*t + b, t = lane % 4: so its four sums of NUM 6.4 are those of tokens 2t, 2t + 1, 8 + 2t, 9 + 2t mod
- * 16. The fused steps are those of mma.sync, 16 products in increasing order, so the bits are those of float_attend.cu.
+ * Accumulators of P V stay for a chunk (NUM 6.4). A thread has rows g = lane / 4 and g + 8 of its warp's 16, and of
+ * each the columns 8*i + 2*t + b, t = lane % 4: so its four sums of NUM 6.4 are those of tokens 2t, 2t + 1, 8 + 2t,
+ * 9 + 2t mod 16. The fused steps are those of mma.sync, 16 products in increasing order, so the bits are those of
+ * float_attend.cu.
  */
 #include "../attend.h"
 #include "../ptx/wgmma.cuh"
@@ -35,9 +36,9 @@
 #define LOADER_REGISTERS 40
 #define K_SLOTS 3u
 #define V_SLOTS 2u
-#define UNIT 8u                /* elements of 16 bytes */
-#define RUN_TOKENS_MIN 8u      /* that a copy brings of a unit */
-#define ROWS_MIN 33u           /* query rows of a kv head below which float_attend.cu is no worse */
+#define UNIT 8u           /* elements of 16 bytes */
+#define RUN_TOKENS_MIN 8u /* that a copy brings of a unit */
+#define ROWS_MIN 33u      /* query rows of a kv head below which float_attend.cu is no worse */
 #define GROUP_TOKENS NBL_LAYOUT_K_GROUP_TOKENS
 #define GROUPS (CUDA_TILE_TOKENS / GROUP_TOKENS)
 #define UNIT_BYTES (GROUP_TOKENS * 16u)
@@ -118,8 +119,8 @@ __device__ run_place find_run(const attend_params &p, const work &w, uint32_t po
     if (position < (uint32_t)w.at.kv_len) {
         const int32_t page = p.page_table[(uint64_t)w.sequence * p.page_table_stride + position / page_tokens];
         const cuda_region *region = cuda_region_find(&p.pages, page);
-        const block16_part part = block16_part_at(&p.pages, region, (uint32_t)page, kind, w.kv_head,
-                                                  kind == NBL_KIND_K ? p.k_dim : p.v_dim);
+        const block16_part part =
+            block16_part_at(&p.pages, region, (uint32_t)page, kind, w.kv_head, kind == NBL_KIND_K ? p.k_dim : p.v_dim);
         const uint32_t token = position % page_tokens;
         r.from = part.codes + nbl_layout_half_byte(part.dim, page_tokens, token, 0);
         r.width = nbl_layout_group_width(page_tokens, token, GROUP_TOKENS);
@@ -128,8 +129,8 @@ __device__ run_place find_run(const attend_params &p, const work &w, uint32_t po
     return r;
 }
 
-/* Copies a run of every `step`-th unit from `first`, and zeros where the sequence ends: a weight of 0 must not meet what is
- * no number. to is the run's place in unit 0 of its group. */
+/* Copies a run of every `step`-th unit from `first`, and zeros where the sequence ends: a weight of 0 must not
+ * meet what is no number. to is the run's place in unit 0 of its group. */
 __device__ void copy_units(const run_place &r, uint32_t run, uint32_t first, uint32_t step, uint32_t units, uint4 *to,
                            uint32_t barrier, uint64_t policy)
 {
@@ -447,8 +448,8 @@ __device__ void merge_chunk(memory<D> &m, thread_rows &r, const nbl_state_head (
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int row = i / 2;
-            const float merged = is_left_empty[row] ? o[4 * k + i]
-                                                    : nbl_merge_element(left[i], o[4 * k + i], scale[row]);
+            const float merged =
+                is_left_empty[row] ? o[4 * k + i] : nbl_merge_element(left[i], o[4 * k + i], scale[row]);
             o[4 * k + i] = is_right_empty[row] ? left[i] : merged;
         }
     }
@@ -542,8 +543,8 @@ template <uint32_t SLOTS> __device__ void wait_full(uint64_t (&full)[SLOTS], uin
 
 /* A tile inside a chunk: its scores and the P V of the tile before it, which keeps the tensor cores busy meanwhile. */
 template <int D, bool FP16>
-__device__ void do_tile(memory<D> &m, const work &w, uint32_t n, const uint32_t (&q)[D / 4], thread_rows &r, float (&s)[64],
-                        float (&o)[D / 2], uint32_t (&packed)[32])
+__device__ void do_tile(memory<D> &m, const work &w, uint32_t n, const uint32_t (&q)[D / 4], thread_rows &r,
+                        float (&s)[64], float (&o)[D / 2], uint32_t (&packed)[32])
 {
     wait_full(m.k_full, n);
     wgmma_fence();
@@ -622,7 +623,8 @@ template <int D, bool FP16> __device__ void compute(const attend_params &p, memo
 /* ------------------------------------------------------------------------------------------------ kernel */
 
 template <int D, bool FP16>
-__global__ void __launch_bounds__(THREADS, 1) float_wgmma_kernel(const __grid_constant__ attend_params p, uint32_t blocks)
+__global__ void __launch_bounds__(THREADS, 1)
+    float_wgmma_kernel(const __grid_constant__ attend_params p, uint32_t blocks)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(128) uint8_t dynamic[];
@@ -639,13 +641,14 @@ __global__ void __launch_bounds__(THREADS, 1) float_wgmma_kernel(const __grid_co
         ptx_fence_mbarrier_init();
     }
     if (p.k_dim_padded < D || p.v_dim_padded < D) { /* units that no copy writes */
-        uint4 *slots = &m.k[0][0][0][0]; /* K and V lie one after the other */
+        uint4 *slots = &m.k[0][0][0][0];            /* K and V lie one after the other */
         for (uint32_t i = threadIdx.x; i < (K_SLOTS + V_SLOTS) * (D / UNIT) * CUDA_TILE_TOKENS; i += THREADS) {
             slots[i] = make_uint4(0, 0, 0, 0);
         }
         ptx_fence_proxy_async();
     }
     __syncthreads();
+    ptx_grid_release();
     ptx_grid_wait();
     work w;
     if (!find_work(p, blocks, &w)) {

@@ -95,13 +95,13 @@ template <int ACCUMULATE> PTX_FN void wgmma_us(int32_t (&d)[32], const uint32_t 
 #define WGMMA_F32(d) WGMMA_F16(d, 0), WGMMA_F16(d, 16)
 #define WGMMA_F64(d) WGMMA_F32(d), WGMMA_F16(d, 32), WGMMA_F16(d, 48)
 
-/* Q K^T: d = a * b, or d + a * b, 32 columns; A in registers, B in shared memory with its rows in the depth's direction;
+/* Q K^T: d = a * b, or d + a * b, 32 columns; A in registers, B in shared memory, rows in the depth's direction;
  * binary32 accumulators (NUM 6.2). PTX ISA, wgmma.mma_async */
-#define WGMMA_HALVES_RS_32(type)                                                                \
-    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %21, 0;\n"                                 \
-                 " wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type " {" WGMMA_S16    \
-                 "}, {%16,%17,%18,%19}, %20, p, 1, 1, 0;\n}"                                    \
-                 : WGMMA_F16(d, 0)                                                              \
+#define WGMMA_HALVES_RS_32(type)                                                             \
+    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %21, 0;\n"                              \
+                 " wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type " {" WGMMA_S16 \
+                 "}, {%16,%17,%18,%19}, %20, p, 1, 1, 0;\n}"                                 \
+                 : WGMMA_F16(d, 0)                                                           \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int32_t)accumulates))
 
 /** Of bf16, or of fp16. */
@@ -115,15 +115,15 @@ template <bool FP16> PTX_FN void wgmma_half_rs_32(float *d, const uint32_t *a, u
 }
 
 /* P V: d += a * b; A in registers, B in shared memory with its columns side by side. PTX ISA, wgmma.mma_async */
-#define WGMMA_HALVES_RS_128(type)                                                              \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" WGMMA_S64   \
-                 "}, {%64,%65,%66,%67}, %68, 1, 1, 1, 1;"                                      \
-                 : WGMMA_F64(d)                                                                \
+#define WGMMA_HALVES_RS_128(type)                                                            \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" WGMMA_S64 \
+                 "}, {%64,%65,%66,%67}, %68, 1, 1, 1, 1;"                                    \
+                 : WGMMA_F64(d)                                                              \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-#define WGMMA_HALVES_RS_64(type)                                                               \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" WGMMA_S32    \
-                 "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 1;"                                      \
-                 : WGMMA_F32(d)                                                                \
+#define WGMMA_HALVES_RS_64(type)                                                            \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" WGMMA_S32 \
+                 "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 1;"                                   \
+                 : WGMMA_F32(d)                                                             \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
 
 /** 128 columns, bf16 or fp16. */
