@@ -708,11 +708,10 @@ __global__ void __launch_bounds__(THREADS, 1) float_kernel(const __grid_constant
     m.q_stride = p.k_dim_padded + UNIT;
     uint32_t parts = p.split ? p.chunks : 1u;
     item it;
-    it.kv_head = blockIdx.x % p.kv_heads; /* blocks that run at a time share pages */
-    uint32_t n = blockIdx.x / p.kv_heads % parts;
-    uint32_t block = blockIdx.x / p.kv_heads / parts % blocks;
-    it.sequence = blockIdx.x / p.kv_heads / parts / blocks;
-    ptx_grid_release();
+    uint32_t n = blockIdx.x % parts;
+    uint32_t block = blockIdx.x / parts % blocks;
+    it.kv_head = blockIdx.x / parts / blocks % p.kv_heads;
+    it.sequence = blockIdx.x / parts / blocks / p.kv_heads;
     ptx_grid_wait();
     if (p.split && n >= cuda_live_chunks(&p, p.sequences[it.sequence].kv_len)) {
         return;

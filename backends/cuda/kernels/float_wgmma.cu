@@ -648,7 +648,6 @@ __global__ void __launch_bounds__(THREADS, 1)
         ptx_fence_proxy_async();
     }
     __syncthreads();
-    ptx_grid_release();
     ptx_grid_wait();
     work w;
     if (!find_work(p, blocks, &w)) {
