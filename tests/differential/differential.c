@@ -21,6 +21,7 @@ static const uint32_t groups[] = {1, 2, 3, 4, 4, 5, 7, 8, 8, 16};
 static const uint32_t formats[] = {NBL_INT8, NBL_MXFP4, NBL_INT4P, NBL_MXFP4_16}; /* the last is not for is_decode */
 static const uint32_t float_formats[] = {NBL_FORMAT_BF16, NBL_FP8_E4M3, NBL_NVFP4,
                                          NBL_FORMAT_BF16, NBL_INT8,     NBL_INT4P};
+static const uint32_t fp4_formats[] = {NBL_NVFP4, NBL_NVFP4, NBL_MXFP4, NBL_MXFP4_16}; /* of K, for NBL_Q_FP4 */
 static const uint32_t dtypes[] = {NBL_F32, NBL_F16, NBL_BF16, NBL_BF16};
 
 /* A problem and its arrays. */
@@ -43,6 +44,7 @@ typedef struct trial {
     uint32_t in_dtype;
     uint32_t out_dtype;
     uint32_t states; /* chunks asked for, 0: none */
+    bool is_fp4;     /* for the Blackwell core: K of one 4-bit float format, V fp8 */
     bool is_decode;  /* shaped for the fast decode kernels, which take only some shapes */
     bool is_prefill; /* the same for the prefill kernels */
     array *codes[REGIONS_MAX], *scales[REGIONS_MAX], *head_scales[2];
@@ -196,17 +198,23 @@ static bool pool_is_float(const trial *t)
     return any;
 }
 
-/* NIBBLE_TEST_FORMATS=float: every pool is one of the float core, also those shaped for decode and prefill. */
-static bool only_float(void)
+/* NIBBLE_TEST_FORMATS: "float" makes every pool one of the float core, also those shaped for decode and prefill; "fp4"
+ * makes every case one of the Blackwell core. */
+static bool only(const char *formats_named)
 {
     const char *text = getenv("NIBBLE_TEST_FORMATS");
-    return text != NULL && strcmp(text, "float") == 0;
+    return text != NULL && strcmp(text, formats_named) == 0;
 }
 
 /* Formats that all regions of a float pool have, of K and V; NBL_FORMAT_NONE where they may differ. fp16 is in all
  * regions or in none; a third of the pools has bf16 or fp16 alone, which fast kernels take. */
 static void fix_formats(const trial *t, uint32_t fixed[2])
 {
+    if (t->is_fp4) {
+        fixed[0] = world_choice(t->w, fp4_formats, COUNT(fp4_formats));
+        fixed[1] = NBL_FP8_E4M3;
+        return;
+    }
     const uint32_t half = world_below(t->w, 3) == 0 ? NBL_FORMAT_FP16 : NBL_FORMAT_BF16;
     const bool is_halves = world_below(t->w, 3) == 0;
     for (uint32_t k = 0; k < 2u; ++k) {
@@ -217,7 +225,9 @@ static void fix_formats(const trial *t, uint32_t fixed[2])
 static void make_pool(trial *t)
 {
     uint32_t pages_needed = 0;
-    bool is_float = only_float() || (!t->is_decode && !t->is_prefill && world_below(t->w, 3) == 0);
+    bool is_float = only("float") || (!t->is_decode && !t->is_prefill && world_below(t->w, 3) == 0);
+    t->is_fp4 = (is_float && !only("float") && world_below(t->w, 4) == 0) || only("fp4");
+    is_float = is_float || t->is_fp4;
     uint32_t fixed[2] = {NBL_FORMAT_NONE, NBL_FORMAT_NONE};
     if (is_float) {
         fix_formats(t, fixed);
@@ -567,7 +577,7 @@ static void do_attend(trial *t)
 {
     array *heads[2], *tree;
     nbl_attend_args a = random_mask(t, heads, &tree);
-    a.q_format = 1u + world_below(t->w, 2);
+    a.q_format = t->is_fp4 ? (uint32_t)NBL_Q_FP4 : 1u + world_below(t->w, 2);
     for (uint32_t i = 0; i < SIDES; ++i) {
         a.alibi_slopes = heads[0] != NULL ? (const float *)(const void *)heads[0]->memory[i] : NULL;
         a.sinks = heads[1] != NULL ? (const float *)(const void *)heads[1]->memory[i] : NULL;
