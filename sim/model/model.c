@@ -4,9 +4,9 @@
  * @brief Counts of the kernels, rates of the GPUs, and their quotients.
  *
  * Counts are per unit of work at head dimension 128: executed warp instructions as Nsight Compute counts them
- * (smsp__inst_executed.sum over `nibble bench`; those marked ~ by proportion from these), multiply-adds as the fragments
- * have them, bytes from docs/formats.md. The factors below are not: they say how much of a rate the kernels of this
- * project get, one figure for all of them, from an H200.
+ * (smsp__inst_executed.sum over `nibble bench`; those marked ~ by proportion from these), multiply-adds as the
+ * fragments have them, bytes from docs/formats.md. The factors below are not: they say how much of a rate the kernels
+ * of this project get, one figure for all of them, from an H200.
  */
 #include "model.h"
 
