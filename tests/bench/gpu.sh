@@ -7,7 +7,7 @@
 # BUILD: a build folder, named with a slash (default build/gpu): made for this GPU alone if it is not there, brought up to
 # date if it is; one that was carried here without its CMake cache is taken as it is.
 # SECTIONS, in this order (default: all):
-#   probe          the tensor core against its model (core/num/mma_model.h)
+#   probe          the tensor core, and the products of the Blackwell core, against core/num/mma_model.h
 #   differential   random cases, every byte against the simulator (NIBBLE_TEST_CASES, default 2000)
 #   conformance    the suite of tests/conformance with NIBBLE_BACKEND=cuda
 #   cache          served traces, the cache's tests, snapshots between sim and cuda, all against recomputations
@@ -72,7 +72,10 @@ program() {
   left_out "$name is not built (needs Criterion)"
 }
 
-run_probe() { program mma-probe 2; }
+run_probe() {
+  program mma-probe 2
+  program block-probe 2
+}
 run_differential() {
   local cases=${NIBBLE_TEST_CASES:-2000}
   NIBBLE_TEST_CASES=$cases program differential
