@@ -4,8 +4,9 @@
  * @brief Counts of the kernels, rates of the GPUs, and their quotients.
  *
  * Counts are per unit of work at head dimension 128: executed warp instructions as Nsight Compute counts them
- * (`tests/bench/gpu.sh counts`), multiply-adds as the fragments have them, bytes from docs/formats.md. The factors
- * below are not: they say how much of a rate the kernels of this project get, one figure for all of them, from an H200.
+ * (smsp__inst_executed.sum over `nibble bench`; those marked ~ by proportion from these), multiply-adds as the
+ * fragments have them, bytes from docs/formats.md. The factors below are not: they say how much of a rate the kernels
+ * of this project get, one figure for all of them, from an H200.
  */
 #include "model.h"
 
@@ -15,12 +16,12 @@
 
 #define MEMORY_REACHED 0.917 /* 4.4 of 4.8 TB/s: a kernel that only loads */
 #define ISSUE_REACHED 0.57   /* of one warp instruction a clock and scheduler */
-#define TENSOR_REACHED 0.57 /* of the dense rate, by wgmma between exponentials; cuDNN gets 0.65 */
-#define STEP_US 6.0       /* a kernel that waits for the one before it: start, a chain of loads, end */
-#define SCHEDULERS 4.0    /* of a multiprocessor */
-#define FILLED_CHUNKS 8.0 /* units of work that keep a multiprocessor busy */
-#define PREFILL_ROWS 33u  /* query rows of a kv head from which prefill kernels take a call */
-#define D_COUNTED 256.0   /* Dk + Dv of the counts */
+#define TENSOR_REACHED 0.57  /* of the dense rate, by wgmma between exponentials; cuDNN gets 0.65 */
+#define STEP_US 6.0          /* a kernel that waits for the one before it: start, a chain of loads, end */
+#define SCHEDULERS 4.0       /* of a multiprocessor */
+#define FILLED_CHUNKS 8.0    /* units of work that keep a multiprocessor busy */
+#define PREFILL_ROWS 33u     /* query rows of a kv head from which prefill kernels take a call */
+#define D_COUNTED 256.0      /* Dk + Dv of the counts */
 
 static const nbl_gpu gpus[] = {
     {"h200", "NVIDIA H200", 132, 90, 1.755, 4.8, 1.98, 0.99, 0.667, 16, 1},
@@ -50,13 +51,13 @@ typedef struct counts {
 } counts;
 
 static const counts table[] = {
-    {NBL_INT4P, NBL_INT4P, {19.5, 29.0}, 0.5, 0.474, 86.0, 328.0},
-    {NBL_MXFP4, NBL_MXFP4, {24.8, 37.0}, 1.0, 0.474, 86.0, 278.0},
-    {NBL_INT4P, NBL_INT8, {17.0, 25.0}, 0.75, 0.474, 86.0, 263.0},
-    {NBL_MXFP4, NBL_INT8, {19.5, 29.0}, 1.0, 0.474, 86.0, 238.0},
-    {NBL_INT8, NBL_INT8, {17.0, 25.0}, 1.0, 0.474, 86.0, 198.0},
-    {NBL_FORMAT_BF16, NBL_FORMAT_BF16, {30.0, 30.0}, 2.0, 0.30, 0.0, 60.0},
-    {NBL_FORMAT_FP16, NBL_FORMAT_FP16, {30.0, 30.0}, 2.0, 0.30, 0.0, 60.0},
+    {NBL_INT4P, NBL_INT4P, {19.5, 29.0 /* ~ */}, 0.5, 0.474, 86.0, 328.0},
+    {NBL_MXFP4, NBL_MXFP4, {24.8, 37.0 /* ~ */}, 1.0, 0.474, 86.0, 278.0},
+    {NBL_INT4P, NBL_INT8, {17.0 /* ~ */, 25.0 /* ~ */}, 0.75, 0.474, 86.0, 263.0},
+    {NBL_MXFP4, NBL_INT8, {19.5 /* ~ */, 29.0 /* ~ */}, 1.0, 0.474, 86.0, 238.0},
+    {NBL_INT8, NBL_INT8, {17.0 /* ~ */, 25.0 /* ~ */}, 1.0, 0.474, 86.0, 198.0},
+    {NBL_FORMAT_BF16, NBL_FORMAT_BF16, {30.0 /* ~ */, 30.0 /* ~ */}, 2.0, 0.30 /* ~ */, 0.0, 60.0 /* ~ */},
+    {NBL_FORMAT_FP16, NBL_FORMAT_FP16, {30.0 /* ~ */, 30.0 /* ~ */}, 2.0, 0.30 /* ~ */, 0.0, 60.0 /* ~ */},
 };
 
 /* What a kernel needs. */

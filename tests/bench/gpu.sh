@@ -16,12 +16,11 @@
 #   sanitizer      compute-sanitizer: memcheck, racecheck, initcheck, synccheck on a fixed set of random cases
 #   bench          nibble bench: decode, prefill, append, gather, copy_pages, transcode
 #   peers          the same shapes beside torch SDPA in bf16, ratios against the bars
-#   counts         executed instructions of the kernels per unit of work, for the time model (needs Nsight Compute)
 # A section that cannot run here says why; one that fails does not stop the others.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-readonly ALL=(probe differential conformance cache graph misuse sanitizer bench peers counts)
+readonly ALL=(probe differential conformance cache graph misuse sanitizer bench peers)
 readonly SANITIZED_CASES=4
 readonly EXIT_SKIPPED=77
 BUILD=build/gpu
@@ -145,14 +144,6 @@ run_bench() {
 }
 
 run_peers() { python3 tests/bench/gpu_peers.py --build "$BUILD"; }
-
-run_counts() {
-  if ! command -v ncu >/dev/null; then
-    left_out "no Nsight Compute (ncu)"
-    return 0
-  fi
-  python3 tests/bench/instruction_counts.py "$BUILD"
-}
 
 if [ $# -eq 0 ]; then set -- "${ALL[@]}"; fi
 for name in "$@"; do

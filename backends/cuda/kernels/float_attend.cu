@@ -3,7 +3,7 @@
  * @file float_attend.cu
  * @brief attend of the float core for every valid call (NUM 6): bf16 or fp16 MMAs on pages of any formats.
  *
- * A work item is a sequence, a kv head, up to 16 query rows, and a few chunks (split) or all of them; a block of 128
+ * A work item is a sequence, a kv head, up to 16 query rows, and one chunk (split) or all of them; a block of 128
  * threads does one. K and then V of a tile are brought as halves into a stage of shared memory
  *
  *     [Dp/8][128 tokens] units of 16 bytes: 8 elements of a token
@@ -33,8 +33,6 @@
 #define K_STEP 16u                                    /* of an MMA */
 #define STREAM_STAGES 3u                              /* of the ring; at D = 128 two blocks fit a multiprocessor */
 #define STREAM_DIM_MAX 256u
-#define BLOCK_CHUNKS_MAX 4u     /* of a split call */
-#define BLOCKS_PER_PROCESSOR 6u /* at least so many, so that the last ones end about together */
 
 namespace
 {
@@ -214,7 +212,6 @@ __device__ void decode_token(const token_place &at, uint32_t padded, uint4 *to)
 
 /* The tiles of a chunk on their way into the stages, K and V of a tile after each other; each thread has a token. */
 struct stream {
-    uint32_t begin; /* of the first tile */
     uint32_t asked; /* tiles of K and V */
     uint32_t taken;
     uint32_t position; /* of the thread's token in the tile to ask for */
@@ -275,17 +272,15 @@ template <mode M> __device__ void ask(const attend_params &p, const memory &m, c
     s->asked++;
 }
 
-/* The stream of chunks first..last - 1 of the range: the tiles that some row sees. */
-template <mode M>
-__device__ stream open_stream(const attend_params &p, const memory &m, const item &it, uint32_t first, uint32_t last)
+/* The stream of the n-th chunk of the range: the tiles that some row sees. */
+template <mode M> __device__ stream open_stream(const attend_params &p, const memory &m, const item &it, uint32_t n)
 {
-    const int32_t begin = (int32_t)((p.first_chunk + first) * NBL_CHUNK_TOKENS);
-    const int32_t end = min((int32_t)((p.first_chunk + last) * NBL_CHUNK_TOKENS), it.end);
+    const int32_t begin = (int32_t)((p.first_chunk + n) * NBL_CHUNK_TOKENS);
+    const int32_t end = min(begin + (int32_t)NBL_CHUNK_TOKENS, it.end);
     stream s;
-    s.begin = (uint32_t)max(begin, it.first / (int32_t)CUDA_TILE_TOKENS * (int32_t)CUDA_TILE_TOKENS);
     s.asked = s.taken = 0;
     s.page = 0;
-    s.position = s.begin + threadIdx.x;
+    s.position = (uint32_t)max(begin, it.first / (int32_t)CUDA_TILE_TOKENS * (int32_t)CUDA_TILE_TOKENS) + threadIdx.x;
     s.end = (uint32_t)max(end, 0);
     find_page(p, it, &s);
 #pragma unroll 1
@@ -573,45 +568,16 @@ __device__ void do_tile(const attend_params &p, const memory &m, const item &it,
 
 /* ------------------------------------------------------------------------------------------------ chunks */
 
-/* O in the states' unit (NUM 6.6). */
-__device__ float unit_of(const attend_params &p, const item &it)
-{
-    return NBL_P_SCALE * float16_scale(&p.pages, NBL_KIND_V, it.kv_head);
-}
-
-/* All tiles of the n-th chunk of the range that the stream has. */
-template <uint32_t N, mode M>
-__device__ void do_chunk(const attend_params &p, const memory &m, const item &it, uint32_t n, stream *tiles,
-                         accumulators<N> *acc)
-{
-    float sums[2] = {0.0f, 0.0f};
-    *acc = {};
-    if (threadIdx.x < ROWS) {
-        m.fixed->row[threadIdx.x].has_base = false;
-        m.fixed->row[threadIdx.x].base = 0.0f;
-        m.fixed->row[threadIdx.x].rescale = 1.0f;
-    }
-    __syncthreads();
-    const uint32_t end = min(tiles->end, (p.first_chunk + n + 1u) * NBL_CHUNK_TOKENS);
-    for (uint32_t start = tiles->begin + tiles->taken / 2u * CUDA_TILE_TOKENS; start < end; start += CUDA_TILE_TOKENS) {
-        do_tile<N, M>(p, m, it, (int32_t)start, tiles, acc, sums);
-    }
-    m.fixed->sums[sum_row()][sum_class()] = sums[0];
-    m.fixed->sums[sum_row()][sum_class() + 1u] = sums[1];
-    __syncthreads();
-    if (threadIdx.x < it.rows) {
-        m.fixed->row[threadIdx.x].sum = nbl_sum_tree(m.fixed->sums[threadIdx.x]);
-    }
-    __syncthreads();
-}
-
-/* O of a chunk as rows of floats where the tile was. */
+/* L of every row, and O in the states' unit as rows of floats where the tile was (NUM 6.6). */
 template <uint32_t N>
-__device__ void stage_chunk(const attend_params &p, const memory &m, const item &it, const accumulators<N> &acc)
+__device__ void stage_chunk(const attend_params &p, const memory &m, const item &it, const accumulators<N> &acc,
+                            const float (&sums)[2])
 {
     float *staged = (float *)(void *)m.tile;
     const uint32_t units = units_of_warp(p), first = threadIdx.x / 32u * units;
-    const float unit = unit_of(p, it);
+    const float unit = NBL_P_SCALE * float16_scale(&p.pages, NBL_KIND_V, it.kv_head);
+    m.fixed->sums[sum_row()][sum_class()] = sums[0];
+    m.fixed->sums[sum_row()][sum_class() + 1u] = sums[1];
 #pragma unroll
     for (uint32_t i = 0; i < N; ++i) {
         if (i < units) {
@@ -623,6 +589,30 @@ __device__ void stage_chunk(const attend_params &p, const memory &m, const item 
         }
     }
     __syncthreads();
+    if (threadIdx.x < it.rows) {
+        m.fixed->row[threadIdx.x].sum = nbl_sum_tree(m.fixed->sums[threadIdx.x]);
+    }
+    __syncthreads();
+}
+
+/* All tiles of a chunk, staged. */
+template <uint32_t N, mode M>
+__device__ void do_chunk(const attend_params &p, const memory &m, const item &it, stream tiles)
+{
+    accumulators<N> acc = {};
+    float sums[2] = {0.0f, 0.0f};
+    if (threadIdx.x < ROWS) {
+        m.fixed->row[threadIdx.x].has_base = false;
+        m.fixed->row[threadIdx.x].base = 0.0f;
+        m.fixed->row[threadIdx.x].rescale = 1.0f;
+    }
+    __syncthreads();
+    const uint32_t ahead = (stages_of<M> - 1u) / 2u * CUDA_TILE_TOKENS; /* tiles asked for whole */
+    for (uint32_t start = tiles.position - threadIdx.x - ahead; start < tiles.end; start += CUDA_TILE_TOKENS) {
+        do_tile<N, M>(p, m, it, (int32_t)start, &tiles, &acc, sums);
+    }
+    __syncthreads();
+    stage_chunk(p, m, it, acc, sums);
 }
 
 /* State of a staged row, of whose O the thread has elements t, t + 128, ... (NUM 5.6). */
@@ -641,45 +631,26 @@ __device__ nbl_state_head staged_state(const attend_params &p, const memory &m, 
     return is_empty ? nbl_state_empty(r.offset) : head;
 }
 
-/* State of a row's n-th chunk, as far as the thread has it, to the workspace (NUM 5.6, 6.6). */
-template <uint32_t N>
-__device__ void store_state(const attend_params &p, const row_state &r, uint32_t half, uint32_t n, float unit,
-                            const accumulators<N> &acc)
-{
-    const uint32_t units = units_of_warp(p), first = threadIdx.x / 32u * units;
-    const bool is_empty = !r.has_base || r.sum == 0.0f;
-    float *state = p.states + ((uint64_t)r.index * p.chunks + n) * p.state_floats;
-    if (threadIdx.x < 32u && threadIdx.x % 4u == 0) {
-        const float base = is_empty ? -INFINITY : r.base, sum = is_empty ? 0.0f : r.sum;
-        *(float4 *)(void *)state = make_float4(base, sum, r.offset, 0.0f);
-    }
-#pragma unroll
-    for (uint32_t i = 0; i < N; ++i) {
-        if (i < units) {
-            const float low = acc.o[i][2u * half] * unit + 0.0f, high = acc.o[i][2u * half + 1u] * unit + 0.0f;
-            const uint32_t d = (first + i) * UNIT + threadIdx.x % 4u * 2u;
-            *(float2 *)(void *)(state + CUDA_STATE_HEAD_FLOATS + d) =
-                is_empty ? make_float2(0.0f, 0.0f) : make_float2(low, high);
-        }
-    }
-}
-
 template <uint32_t V, mode M>
-__device__ void do_split_item(const attend_params &p, const memory &m, const item &it, uint32_t block, uint32_t first,
-                              uint32_t last)
+__device__ void do_split_item(const attend_params &p, const memory &m, const item &it, uint32_t block, uint32_t n)
 {
-    accumulators<4u * V> acc;
-    stream tiles = open_stream<M>(p, m, it, first, last);
+    const stream tiles = open_stream<M>(p, m, it, n);
     load_rows(p, m, block, it);
-    for (uint32_t n = first; n < last; ++n) {
-        do_chunk<4u * V, M>(p, m, it, n, &tiles, &acc);
+    do_chunk<4u * V, M>(p, m, it, tiles);
+    for (uint32_t row = 0; row < it.rows; ++row) {
+        float o[V];
+        nbl_state_head head = staged_state(p, m, row, o);
+        float *state = p.states + ((uint64_t)m.fixed->row[row].index * p.chunks + n) * p.state_floats;
+        if (threadIdx.x == 0) {
+            *(float4 *)(void *)state = make_float4(head.base, head.sum, head.offset, 0.0f);
+        }
 #pragma unroll
-        for (uint32_t half = 0; half < 2u; ++half) {
-            if (row_of(half) < it.rows) {
-                store_state(p, m.fixed->row[row_of(half)], half, n, unit_of(p, it), acc);
+        for (uint32_t i = 0; i < V; ++i) {
+            uint32_t d = threadIdx.x + i * THREADS;
+            if (d < p.v_dim_padded) {
+                state[CUDA_STATE_HEAD_FLOATS + d] = o[i];
             }
         }
-        __syncthreads();
     }
 }
 
@@ -689,10 +660,7 @@ __device__ void do_whole_item(const attend_params &p, const memory &m, const ite
     float total[ROWS][V] = {};
     load_rows(p, m, block, it);
     for (uint32_t n = 0; n < cuda_live_chunks(&p, it.kv_len); ++n) {
-        accumulators<4u * V> acc;
-        stream tiles = open_stream<M>(p, m, it, n, n + 1u);
-        do_chunk<4u * V, M>(p, m, it, n, &tiles, &acc);
-        stage_chunk(p, m, it, acc);
+        do_chunk<4u * V, M>(p, m, it, open_stream<M>(p, m, it, n));
 #pragma unroll
         for (uint32_t r = 0; r < ROWS; ++r) {
             if (r < it.rows) {
@@ -729,8 +697,7 @@ __host__ __device__ size_t tile_bytes(uint32_t k_dim_padded, uint32_t v_dim_padd
 }
 
 template <uint32_t V, mode M>
-__global__ void __launch_bounds__(THREADS, 1)
-    float_kernel(const __grid_constant__ attend_params p, uint32_t blocks, uint32_t block_chunks)
+__global__ void __launch_bounds__(THREADS, 1) float_kernel(const __grid_constant__ attend_params p, uint32_t blocks)
 {
     extern __shared__ uint4 dynamic[];
     memory m;
@@ -739,19 +706,21 @@ __global__ void __launch_bounds__(THREADS, 1)
     m.stage_units = (uint32_t)(tile_bytes(p.k_dim_padded, p.v_dim_padded) / sizeof(uint4));
     m.q = (uint16_t *)(void *)(m.tile + stages_of<M> * m.stage_units);
     m.q_stride = p.k_dim_padded + UNIT;
-    uint32_t parts = p.split ? (p.chunks + block_chunks - 1u) / block_chunks : 1u;
-    uint32_t first = blockIdx.x % parts * block_chunks;
-    uint32_t block = blockIdx.x / parts % blocks;
+    uint32_t parts = p.split ? p.chunks : 1u;
     item it;
+    uint32_t n = blockIdx.x % parts;
+    uint32_t block = blockIdx.x / parts % blocks;
     it.kv_head = blockIdx.x / parts / blocks % p.kv_heads;
     it.sequence = blockIdx.x / parts / blocks / p.kv_heads;
     ptx_grid_wait();
-    uint32_t last = p.split ? min(first + block_chunks, cuda_live_chunks(&p, p.sequences[it.sequence].kv_len)) : 1u;
-    if (first >= last || !find_item(p, block, &it)) {
+    if (p.split && n >= cuda_live_chunks(&p, p.sequences[it.sequence].kv_len)) {
+        return;
+    }
+    if (!find_item(p, block, &it)) {
         return;
     }
     if (p.split) {
-        do_split_item<V, M>(p, m, it, block, first, last);
+        do_split_item<V, M>(p, m, it, block, n);
     } else {
         do_whole_item<V, M>(p, m, it, block);
     }
@@ -776,23 +745,11 @@ bool can_stream(const attend_params *p)
            p->v_dim_padded <= STREAM_DIM_MAX && shared_bytes(p->k_dim, p->v_dim, STREAM_STAGES) <= p->shared_bytes;
 }
 
-/* Chunks of a block: more where the device is filled all the same, for each block begins with a wait. */
-uint32_t chunks_of_block(const attend_params *p, uint64_t items)
-{
-    uint32_t n = 1;
-    while (n < BLOCK_CHUNKS_MAX && items / (2u * n) >= (uint64_t)p->processors * BLOCKS_PER_PROCESSOR) {
-        n *= 2u;
-    }
-    return n;
-}
-
 template <uint32_t V, mode M> cudaError_t launch(const attend_params *p, cudaStream_t stream)
 {
     uint64_t rows = (uint64_t)p->q_len_max * p->group_rows;
     uint32_t blocks = (uint32_t)((rows + ROWS - 1u) / ROWS);
-    const uint64_t units = (uint64_t)p->batch * p->kv_heads * blocks;
-    const uint32_t block_chunks = chunks_of_block(p, units * p->chunks);
-    const uint64_t items = units * (p->split ? (p->chunks + block_chunks - 1u) / block_chunks : 1u);
+    uint64_t items = (uint64_t)p->batch * p->kv_heads * blocks * (p->split ? p->chunks : 1u);
     size_t bytes = shared_bytes(p->k_dim, p->v_dim, stages_of<M>);
     if (items == 0) {
         return cudaSuccess;
@@ -809,7 +766,7 @@ template <uint32_t V, mode M> cudaError_t launch(const attend_params *p, cudaStr
     if (error != cudaSuccess) {
         return error;
     }
-    return launch_after(float_kernel<V, M>, dim3((uint32_t)items), THREADS, bytes, stream, p, blocks, block_chunks);
+    return launch_after(float_kernel<V, M>, dim3((uint32_t)items), THREADS, bytes, stream, p, blocks);
 }
 
 template <uint32_t V> cudaError_t launch_any(const attend_params *p, cudaStream_t stream)
