@@ -31,11 +31,11 @@ int nbl_recipes_split(const char *option, const char *text, nbl_list *out_list, 
 }
 
 int nbl_cache_config_make(const nbl_api_v1 *api, const nbl_problem *shape, const char *recipe, uint32_t page_tokens,
-                          nbl_cache_config *out_config, nbl_recipe *out_recipe, nbl_fault *fault)
+                          nbl_cache_config *out_config, nbl_policy *out_policy, nbl_fault *fault)
 {
     nbl_error err = NBL_INIT(nbl_error);
-    *out_recipe = (nbl_recipe)NBL_INIT(nbl_recipe);
-    if (api->recipe_parse(recipe, shape->k_dim, shape->v_dim, out_recipe, &err) != NBL_OK)
+    *out_policy = (nbl_policy)NBL_INIT(nbl_policy);
+    if (api->policy_parse(recipe, 1, shape->k_dim, shape->v_dim, out_policy, &err) != NBL_OK)
         return nbl_fault_from_api(fault, NBL_EXIT_USAGE, "--recipe", &err);
     *out_config = (nbl_cache_config)NBL_INIT(nbl_cache_config);
     out_config->shape = (nbl_kv_shape)NBL_INIT(nbl_kv_shape);
@@ -44,13 +44,15 @@ int nbl_cache_config_make(const nbl_api_v1 *api, const nbl_problem *shape, const
     out_config->shape.k_dim = shape->k_dim;
     out_config->shape.v_dim = shape->v_dim;
     out_config->shape.page_tokens = page_tokens;
-    out_config->shape.k_hadamard = out_recipe->k_hadamard;
-    out_config->shape.v_hadamard = out_recipe->v_hadamard;
-    out_config->shape.centering = out_recipe->centering;
-    out_config->shape.k_scale_rule = out_config->shape.v_scale_rule = out_recipe->scale_rule;
-    out_config->k_format = out_recipe->k_format;
-    out_config->v_format = out_recipe->v_format;
-    out_config->sink_tokens = out_recipe->sink_tokens;
+    out_config->shape.k_hadamard = out_policy->k_hadamard;
+    out_config->shape.v_hadamard = out_policy->v_hadamard;
+    out_config->shape.centering = out_policy->centering;
+    out_config->shape.k_scale_rule = out_config->shape.v_scale_rule = out_policy->scale_rule;
+    out_config->k_format = out_policy->k_format;
+    out_config->v_format = out_policy->v_format;
+    out_config->sink_tokens = out_policy->sink_tokens;
+    out_config->rules = out_policy->rules;
+    out_config->rule_count = out_policy->rule_count;
     out_config->sequences_max = 1;
     out_config->tokens_max = shape->kv_tokens;
     return NBL_EXIT_OK;
@@ -249,8 +251,8 @@ static int open_cache(pipeline *p, const nbl_pipeline_options *options, nbl_faul
     const nbl_api_v1 *api = p->session->api;
     nbl_error err = NBL_INIT(nbl_error);
     nbl_cache_config config;
-    nbl_recipe recipe;
-    int code = nbl_cache_config_make(api, p->problem, options->recipe, options->page_tokens, &config, &recipe, fault);
+    nbl_policy policy;
+    int code = nbl_cache_config_make(api, p->problem, options->recipe, options->page_tokens, &config, &policy, fault);
     if (code != NBL_EXIT_OK)
         return code;
     if (p->problem->soft_cap > 0.0f && config.shape.centering & NBL_CENTERING_MEAN)
@@ -258,7 +260,7 @@ static int open_cache(pipeline *p, const nbl_pipeline_options *options, nbl_faul
                              "--soft-cap: recipe %.64s centres K, which a cap forbids (NUM 4.3); "
                              "add center=0 to --recipe",
                              options->recipe);
-    p->q_format = recipe.q_format;
+    p->q_format = policy.q_format;
     if (api->cache_create(p->session->device, &config, &p->cache, &err) != NBL_OK)
         return nbl_fault_from_api(fault, NBL_EXIT_FAILED, "cache", &err);
     if (api->seq_create(p->cache, &p->sequence, &err) != NBL_OK)

@@ -10,7 +10,7 @@
 
 /** How to run it. */
 typedef struct nbl_pipeline_options {
-    const char *recipe;
+    const char *recipe; /**< or policy */
     uint32_t page_tokens;
     uint32_t chunk_tokens;  /**< tokens appended and attended per call; 0: all at once */
     uint32_t decode_tokens; /**< last tokens done once more, one by one, and compared; 0: none */
@@ -34,9 +34,10 @@ typedef struct nbl_pipeline_result {
  *  "kv4,center=0,kv8" is two recipes. */
 int nbl_recipes_split(const char *option, const char *text, nbl_list *out_list, nbl_fault *fault);
 
-/** Cache of one layer for a shape and a recipe; unknown recipe or impossible shape is a fault NBL_EXIT_USAGE. */
+/** Cache of one layer for a shape and a recipe or policy; an unknown one or an impossible shape is a fault
+ *  NBL_EXIT_USAGE. The rules of the configuration are those of out_policy, which must live as long. */
 int nbl_cache_config_make(const nbl_api_v1 *api, const nbl_problem *shape, const char *recipe, uint32_t page_tokens,
-                          nbl_cache_config *out_config, nbl_recipe *out_recipe, nbl_fault *fault);
+                          nbl_cache_config *out_config, nbl_policy *out_policy, nbl_fault *fault);
 
 /** Appends all tokens in chunks and attends each chunk's query rows on the way; then, if asked for, goes back and
  *  decodes the last tokens one by one. */

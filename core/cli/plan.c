@@ -61,6 +61,7 @@ static nbl_cache_config config_of(const plan_values *values, const nbl_policy *p
     c.shape.k_hadamard = policy->k_hadamard;
     c.shape.v_hadamard = policy->v_hadamard;
     c.shape.centering = policy->centering;
+    c.shape.k_scale_rule = c.shape.v_scale_rule = policy->scale_rule;
     c.k_format = policy->k_format;
     c.v_format = policy->v_format;
     c.sink_tokens = policy->sink_tokens;

@@ -66,10 +66,11 @@ class Layout(unittest.TestCase):
         text = (ROOT / "abi/include/nibble/nibble_asserts.h").read_text()
         fields = re.findall(r"NBL_ASSERT_FIELD\((\w+), (\w+), (\d+)\);", text)
         sizes = dict(re.findall(r"#define NBL_V1_BYTES_(\w+) (\d+)u", text))
+        grown = {name: int(size) for name, size in re.findall(r"sizeof\((\w+)\) == (\d+)u", text)}
         checked = 0
         for name in (n for n in dir(abi) if n.startswith("nbl_")):
             struct = getattr(abi, name)
-            self.assertEqual(ctypes.sizeof(struct), int(sizes[name]), name)
+            self.assertIn(ctypes.sizeof(struct), (int(sizes[name]), grown.get(name)), name)
             for owner, field, offset in fields:
                 known = owner == name and hasattr(struct, field)
                 if known:
