@@ -196,7 +196,8 @@ static int make_shape(bench_case *c, nbl_fault *fault)
         return code;
     if (config.rule_count > 0)
         return nbl_fault_set(fault, NBL_EXIT_USAGE,
-                             "--recipe: \"%.300s\" is a policy; bench takes recipes, whose pages are all alike", c->name);
+                             "--recipe: \"%.300s\" is a policy; bench takes recipes, whose pages are all alike",
+                             c->name);
     c->shape = config.shape;
     code = make_layouts(c, fault);
     if (code != NBL_EXIT_OK)

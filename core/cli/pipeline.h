@@ -34,6 +34,16 @@ typedef struct nbl_pipeline_result {
  *  "kv4,center=0,kv8" is two recipes. */
 int nbl_recipes_split(const char *option, const char *text, nbl_list *out_list, nbl_fault *fault);
 
+#define NBL_POLICY_TEXT_MAX 1024u
+
+/** Parses a recipe or policy, or reads it from the file PATH of "@PATH"; a fault names the option. */
+int nbl_policy_read(const nbl_api_v1 *api, const char *option, const char *text, uint32_t layers, uint32_t k_dim,
+                    uint32_t v_dim, nbl_policy *out_policy, nbl_fault *fault);
+
+/** Cache of one layer and one sequence for a shape and a policy, whose rules it borrows. */
+void nbl_cache_config_fill(const nbl_problem *shape, const nbl_policy *policy, uint32_t page_tokens,
+                           nbl_cache_config *out_config);
+
 /** Cache of one layer for a shape and a recipe or policy; an unknown one or an impossible shape is a fault
  *  NBL_EXIT_USAGE. The rules of the configuration are those of out_policy, which must live as long. */
 int nbl_cache_config_make(const nbl_api_v1 *api, const nbl_problem *shape, const char *recipe, uint32_t page_tokens,

@@ -63,8 +63,8 @@ class Evaluation:
         """Where a cell is kept."""
         return self.out / "cells" / (name.replace("/", "+").replace(" ", "_") + ".json")
 
-    def run(self) -> dict[str, dict]:
-        """All cells in order, those on file first."""
+    def run(self) -> None:
+        """All cells that are not on file, in order."""
         todo = [cell for cell in self.queue if not self.path(cell[0]).exists()]
         self.say(f"eval: {len(self.queue)} measurements, {len(self.queue) - len(todo)} of them on file")
         started = time.monotonic()
@@ -76,7 +76,10 @@ class Evaluation:
             left = (time.monotonic() - started) / (done + 1) * (len(todo) - done - 1)
             self.say(f"[{done + 1}/{len(todo)}] {name}: {brief(result)} ({result['seconds']} s, about "
                      f"{left / 60:.0f} min left)")
-        return {name: json.loads(self.path(name).read_text()) for name, _ in self.queue}
+
+    def results(self) -> dict[str, dict]:
+        """The cells on file."""
+        return {name: json.loads(self.path(name).read_text()) for name, _ in self.queue if self.path(name).exists()}
 
     def tokens(self, text: str, count: int) -> list[int]:
         """The begin marker and the first pieces of a text, after its front matter."""
@@ -238,7 +241,10 @@ def main() -> None:
     for number, plan in (("1", plan_round1), ("2", plan_round2), ("3", plan_round3)):
         if number in args.only.split(","):
             plan(e, args.length, args.quick)
-    write_tables(args.out, e.run())
+    try:
+        e.run()
+    finally:
+        write_tables(args.out, e.results())
 
 
 if __name__ == "__main__":
