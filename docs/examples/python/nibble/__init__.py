@@ -198,7 +198,8 @@ class Sequence:
         arguments = abi.nbl_cache_attend_args(
             flags=ATTEND_CAUSAL * causal | ATTEND_WINDOW_LEFT * (window > 0), sequences=c.pointer(self._handle),
             q_indptr=(c.c_int32 * 2)(0, shape[0]), batch=1, layer=layer, q_heads=shape[1] if len(shape) > 1 else 0,
-            q_format=self.cache.q_format, q=queries.view, o=result.view, sm_scale=scale, window_left=max(window - 1, 0), stream=on)
+            q_format=self.cache.q_format, q=queries.view, o=result.view, sm_scale=scale,
+            window_left=max(window - 1, 0), stream=on)
         self.cache.call("cache_attend", c.byref(arguments))
         return out if made is None else _like(q, made)
 
