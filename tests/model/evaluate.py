@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import subprocess
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -34,7 +34,7 @@ BLOCKS = ["mxfp4_16/mxfp4_16", "int8/int4p", "int8/mxfp4", "int8/mxfp4_16", "mxf
           "mxfp4_16/int8"]  # block size; V only, K only (int4p/int8 is k4v8)
 TRANSFORMS = ["kv4,sinks=0", "kv4,center=0", "kv4,center=1", "kv4,center=2", "kv4,hadamard=0", "kv4,hadamard=32",
               "kv4,vhadamard=0"]
-WINDOWS = ["kv4,recent=128", "kv4,recent=256", "kv4,recent=512", "mxkv4,recent=256", "k4v8,recent=256"]
+WINDOWS = ["kv4,recent=128", "kv4,recent=256", "mxkv4,recent=128"]
 LAYERS = ["kv4,layers=first6:kv8", "kv4,layers=6-11:kv8", "kv4,layers=last6:kv8"]
 FLOATS = ["nvfp4", "nvfp4_4over6"]  # slow on the simulator, which models tensor cores: the short text only
 
@@ -56,8 +56,9 @@ class Evaluation:
         print(text, end=end, flush=True, file=sys.stderr)
 
     def add(self, name: str, function: Callable[[], dict]) -> None:
-        """One more cell."""
-        self.queue.append((name, function))
+        """One more cell, if it is asked for."""
+        if re.search(self.args.match, name):
+            self.queue.append((name, function))
 
     def path(self, name: str) -> Path:
         """Where a cell is kept."""
@@ -176,7 +177,7 @@ def plan_round1(e: Evaluation, length: int, quick: bool) -> None:
 
 def plan_round2(e: Evaluation, length: int, quick: bool) -> None:
     """Recall and repetition."""
-    policies = [UNQUANTIZED, "kv4"] if quick else [UNQUANTIZED, "kv8", "kv4", "kv4,recent=256", "mxkv4", "qk4v8"]
+    policies = [UNQUANTIZED, "kv4"] if quick else [UNQUANTIZED, "kv8", "kv4", "kv4,recent=128", "mxkv4", "qk4v8"]
     for policy in policies:
         e.add(f"recall {length} {policy}", lambda p=policy: behaviour.recall(e, length, p))
     for policy in policies:
@@ -188,7 +189,11 @@ def plan_round3(e: Evaluation, length: int, quick: bool) -> None:
     e.add("layers", lambda: stress.layers(e, length))
     e.add("kernel lengths", lambda: stress.kernel(e, length, [4096] if quick else [2048, 8192, 32768, 131072]))
     e.add("concurrency", lambda: stress.concurrency(e, length, *((4, 1024) if quick else (16, 8192))))
-    for policy in [] if quick else ["kv4", "kv4,recent=256", "kv8"]:
+
+
+def plan_sweep(e: Evaluation, _length: int, quick: bool) -> None:
+    """Longer texts."""
+    for policy in [] if quick else ["kv4,recent=128", "kv4", "kv8"]:
         for count in e.args.sweep:
             e.add(f"perplexity technical {count} {policy} decoded",
                   lambda n=count, p=policy: e.perplexity("technical", n, p, n // 2, 64))
@@ -221,7 +226,9 @@ def main() -> None:
     """Command line."""
     p = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     p.add_argument("--quick", action="store_true", help="short texts and few policies: minutes")
-    p.add_argument("--only", default="1,2,3", help="rounds: 1 perplexity, 2 behaviour, 3 stress (default 1,2,3)")
+    p.add_argument("--only", default="1,3,2,4",
+                   help="in this order: 1 perplexity, 2 behaviour, 3 stress, 4 longer texts")
+    p.add_argument("--match", default="", metavar="REGEX", help="only measurements of such names")
     p.add_argument("--out", type=Path, default=Path("build/eval"))
     p.add_argument("--corpus", type=Path, default=Path("build/corpus"))
     p.add_argument("--library", type=Path, default=Path("build/lib/libnibble.so.1"))
@@ -238,9 +245,9 @@ def main() -> None:
     if args.quick:
         args.out, args.length = args.out / "quick", 512
     e = Evaluation(args)
-    for number, plan in (("1", plan_round1), ("2", plan_round2), ("3", plan_round3)):
-        if number in args.only.split(","):
-            plan(e, args.length, args.quick)
+    plans = {"1": plan_round1, "2": plan_round2, "3": plan_round3, "4": plan_sweep}
+    for number in args.only.split(","):
+        plans[number](e, args.length, args.quick)
     try:
         e.run()
     finally:

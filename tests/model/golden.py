@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""golden.py NIBBLE [--update]: the accuracy of every recipe on the captured layers, held against tests/model/golden.json.
+"""golden.py NIBBLE [--update]: the accuracy of recipes on captured layers, held against tests/model/golden.json.
 
 Fails if a figure is off by more than NOISE, for the worse or the better: then quality has changed, and --update writes
 what is measured now. Global and sliding-window layers are both in, because what helps one can harm the other.
