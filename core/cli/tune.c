@@ -102,6 +102,7 @@ typedef struct search {
     nbl_table table;
     json_t *steps;
     candidate *best, *trial, *leader;
+    double recipe_bits[32], int8_bits; /* as many as a list has */
 } search;
 
 /* ------------------------------------------------------------------------------------------------ policies as text */
@@ -159,25 +160,67 @@ static bool layer_policy_write(const search *s, const candidate *c, uint32_t lay
 
 /* ------------------------------------------------------------------------------------------------ measuring */
 
-/* Bits per element of K and V; false if the cache does not take the policy. */
-static bool bits_of(const search *s, const char *text, double *out_bits, nbl_error *err)
+/* Asks the cache for the sizes of a policy of so many layers; false if it does not take it. */
+static bool plan_ask(const search *s, const char *text, uint32_t layers, nbl_cache_stats *out_stats, nbl_error *err)
 {
     const nbl_api_v1 *api = s->session->api;
     const nbl_problem *shape = &s->problems[0];
     nbl_policy policy = NBL_INIT(nbl_policy);
-    nbl_cache_stats stats = NBL_INIT(nbl_cache_stats);
-    nbl_cache_config config = NBL_INIT(nbl_cache_config);
-    if (api->policy_parse(text, s->layers, shape->k_dim, shape->v_dim, &policy, err) != NBL_OK)
+    nbl_cache_config config;
+    *out_stats = (nbl_cache_stats)NBL_INIT(nbl_cache_stats);
+    if (api->policy_parse(text, layers, shape->k_dim, shape->v_dim, &policy, err) != NBL_OK)
         return false;
     nbl_cache_config_fill(shape, &policy, s->values->page_tokens, &config);
-    config.shape.layers = s->layers;
+    config.shape.layers = layers;
     config.tokens_max = s->values->kv_tokens;
-    config.append_tokens_max = 1;
-    if (api->cache_plan(&config, &stats, err) != NBL_OK)
+    return api->cache_plan(&config, out_stats, err) == NBL_OK;
+}
+
+/* Bits per element of one layer with all tokens in the recipe's formats. */
+static bool recipe_bits(const search *s, const char *recipe, double *out_bits, nbl_error *err)
+{
+    const nbl_problem *shape = &s->problems[0];
+    nbl_cache_stats stats;
+    char text[POLICY_BYTES];
+    text[0] = '\0';
+    if (!text_add(text, "%s,sinks=0", recipe, 0, 0) || !plan_ask(s, text, 1, &stats, err))
         return false;
-    const double elements = (double)s->layers * s->values->kv_tokens * shape->kv_heads * (shape->k_dim + shape->v_dim);
+    const double elements = (double)s->values->kv_tokens * shape->kv_heads * (shape->k_dim + shape->v_dim);
     *out_bits = 8.0 * (double)(stats.code_bytes + stats.scale_bytes) / elements;
     return true;
+}
+
+/* Tokens rounded up to whole pages. */
+static double page_round(const search *s, uint32_t tokens)
+{
+    return ceil((double)tokens / s->values->page_tokens) * s->values->page_tokens;
+}
+
+/* Bits per element of K and V of a sequence of kv_tokens; false if the cache does not take the policy. What it sets
+ * aside for pages in transition is not in it. */
+static bool bits_of(const search *s, const candidate *c, const char *text, double *out_bits, nbl_error *err)
+{
+    nbl_cache_stats stats;
+    if (!plan_ask(s, text, s->layers, &stats, err))
+        return false;
+    const double special = page_round(s, knobs[KNOB_SINKS].values[c->knob[KNOB_SINKS]]) +
+                           page_round(s, knobs[KNOB_RECENT].values[c->knob[KNOB_RECENT]]);
+    const double share = fmin(1.0, special / s->values->kv_tokens);
+    double sum = 0.0;
+    for (uint32_t layer = 0; layer < s->layers; layer++)
+        sum += s->recipe_bits[c->recipe[layer]] * (1.0 - share) + s->int8_bits * share;
+    *out_bits = sum / s->layers;
+    return true;
+}
+
+/* Fills the bits of all recipes. */
+static int recipes_measure(search *s, nbl_fault *fault)
+{
+    nbl_error err = NBL_INIT(nbl_error);
+    bool taken = recipe_bits(s, "int8/int8", &s->int8_bits, &err);
+    for (size_t r = 0; r < s->recipes.count && taken; r++)
+        taken = recipe_bits(s, s->recipes.items[r], &s->recipe_bits[r], &err);
+    return taken ? NBL_EXIT_OK : nbl_fault_from_api(fault, NBL_EXIT_USAGE, "--recipes", &err);
 }
 
 static known *known_find(const search *s, uint32_t slot, const char *policy)
@@ -234,7 +277,7 @@ static int candidate_measure(search *s, candidate *c, nbl_fault *fault)
     char policy[POLICY_BYTES];
     double sum = 0.0;
     nbl_error err = NBL_INIT(nbl_error);
-    if (!policy_write(s, c, policy) || !bits_of(s, policy, &c->bits, &err)) {
+    if (!policy_write(s, c, policy) || !bits_of(s, c, policy, &c->bits, &err)) {
         c->bits = INFINITY;
         return NBL_EXIT_OK;
     }
@@ -363,7 +406,7 @@ static int start_check(search *s, nbl_fault *fault)
     char policy[POLICY_BYTES];
     nbl_error err = NBL_INIT(nbl_error);
     double bits = 0.0;
-    if (!policy_write(s, s->best, policy) || !bits_of(s, policy, &bits, &err))
+    if (!policy_write(s, s->best, policy) || !bits_of(s, s->best, policy, &bits, &err))
         return nbl_fault_from_api(fault, NBL_EXIT_USAGE, "--recipes", &err);
     if (!isnan(s->values->bits) && bits > s->values->bits)
         return nbl_fault_set(fault, NBL_EXIT_USAGE,
@@ -469,6 +512,8 @@ static int search_run(search *s, tune_values *values, const nbl_capture *capture
     nbl_table_start(&s->table, headings, sizeof headings / sizeof headings[0]);
     s->steps = json_array();
     int code = capture_load(s, values, capture, fault);
+    if (code == NBL_EXIT_OK)
+        code = recipes_measure(s, fault);
     if (code == NBL_EXIT_OK)
         code = start_check(s, fault);
     if (code == NBL_EXIT_OK)
