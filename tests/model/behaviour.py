@@ -36,7 +36,7 @@ def haystack(e: object, length: int, seed: int) -> tuple[list[int], list[tuple[s
     return out + hay[len(needles) * step:], needles
 
 
-def recall(e: object, length: int, policy: str, contexts: int = 2) -> dict:
+def recall(e: object, length: int, policy: str, contexts: int) -> dict:
     """Share of digits that the model gives back, and probability of the right ones, by depth of the needle."""
     rows = []
     for seed in range(contexts):

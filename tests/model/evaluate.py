@@ -179,9 +179,9 @@ def plan_round2(e: Evaluation, length: int, quick: bool) -> None:
     """Recall and repetition."""
     policies = [UNQUANTIZED, "kv4"] if quick else [UNQUANTIZED, "kv8", "kv4", "kv4,recent=128", "mxkv4", "qk4v8"]
     for policy in policies:
-        e.add(f"recall {length} {policy}", lambda p=policy: behaviour.recall(e, length, p))
+        e.add(f"recall {length} {policy}", lambda p=policy: behaviour.recall(e, length, p, e.args.contexts))
     for policy in policies:
-        e.add(f"repetition {policy}", lambda p=policy: behaviour.repetition(e, p, 32 if quick else 96))
+        e.add(f"repetition {policy}", lambda p=policy: behaviour.repetition(e, p, 16 if quick else e.args.new_tokens))
 
 
 def plan_round3(e: Evaluation, length: int, quick: bool) -> None:
@@ -240,6 +240,8 @@ def main() -> None:
     p.add_argument("--length", type=int, default=2048, help="tokens of a text in rounds 1 and 2")
     p.add_argument("--sweep", type=lambda text: [int(n) for n in text.split(",")], default=[4096, 8192],
                    help="tokens of the longer texts of round 3, at most 32768 for Gemma 3 270M")
+    p.add_argument("--contexts", type=int, default=2, help="of recall, eight needles each")
+    p.add_argument("--new-tokens", type=int, default=96, help="generated per prompt, of eight, for repetition")
     p.add_argument("--vocabulary", type=int, default=32768, help="pieces that are scored (tests/model/scores.py)")
     args = p.parse_args()
     if args.quick:
