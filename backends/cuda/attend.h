@@ -173,7 +173,7 @@ typedef struct attend_params {
     uint32_t v_fp16;     /**< the same of P and V */
     uint32_t tile_pages; /**< a tile is so many pages, */
     uint32_t tile_rest;  /**< and so many tokens more */
-    uint32_t reserved;
+    uint32_t cluster_blocks; /**< of a cluster, where there are clusters */
 } attend_params;
 
 /** Fails if the plugin has no code for the current device. */
@@ -197,6 +197,11 @@ cudaError_t nbl_cuda_attend_fold(const attend_params *p, cudaStream_t stream);
 int nbl_cuda_decode_supports(const attend_params *p);
 /** Split calls that nbl_cuda_decode_supports takes; writes `states`. */
 cudaError_t nbl_cuda_attend_decode(const attend_params *p, cudaStream_t stream);
+
+/** 1 if the kernel for short caches takes the call; looks at sizes, formats and flags only, never at device memory. */
+int nbl_cuda_short_supports(const attend_params *p);
+/** Whole calls that nbl_cuda_short_supports takes: no prepare before it, no fold after. */
+cudaError_t nbl_cuda_attend_short(const attend_params *p, cudaStream_t stream);
 
 /** 1 if the prefill kernel takes the call; looks at sizes and flags only, never at device memory. */
 int nbl_cuda_prefill_supports(const attend_params *p);

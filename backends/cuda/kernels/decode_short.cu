@@ -1,0 +1,703 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file decode_short.cu
+ * @brief attend for few query rows over a short cache, in one kernel: four warps per 128-token tile, a cluster of up to
+ * eight blocks per (sequence, kv head).
+ *
+ * What counts here is latency, not bytes. The tiles of a chunk depend on each other by the base B alone (NUM 5.4), and
+ * that takes their largest logits only; the sums of a tile are exact integers. So all tiles are worked on at once:
+ *
+ *     checks, page id      a warp for its 32 tokens; K, V and scales asked for
+ *     queries              while those are on their way, in every block anew
+ *     Q K                  logits of the tile to shared memory, the largest of each row and group
+ *     - barrier -          of the cluster
+ *     softmax              a row by 16 lanes: base, weights, l; P to shared memory
+ *     P V                  a warp for its 32 tokens, integer sums added up in shared memory
+ *     - barrier -          of the cluster
+ *     combine              a row by a warp: tiles and chunks in order, sink, output
+ *
+ * Base: tile k moves it only if its largest logit z is at least B + 32, for z rounds what t rounds less than that. So B
+ * is that of the chunk's first tile unless such a tile comes; then the rows that need it compute that tile's t again.
+ *
+ * Nothing goes through the workspace. Latencies on an H200, about: launch 2 us, lengths and page ids 0.6, codes 1, the
+ * products of a quarter tile 1.5, three barriers 0.7, softmax 0.5, combining 1.
+ */
+#include "../tile/decode_keys.cuh"
+#include "../tile/decode_load.cuh"
+#include "../tile/decode_scales.cuh"
+#include "../tile/decode_softmax.cuh"
+#include "../tile/decode_values.cuh"
+#include "../tile/launch.cuh"
+#include "../tile/query16.cuh"
+#include "../tile/sequence_check.cuh"
+#include "../tile/stored.cuh"
+#include "merge.h"
+#include "rowsum.h"
+
+namespace
+{
+
+constexpr uint32_t CLUSTER_MAX = 8;
+constexpr uint32_t CLASSES = NBL_PARTIAL_SUMS; /* lanes of a row in the softmax; a lane has tokens j mod 16 */
+constexpr uint32_t CLASS_TOKENS = CUDA_TILE_TOKENS / CLASSES;
+constexpr uint32_t TILE_WARPS = GROUPS;
+constexpr uint32_t TILE_THREADS = 32u * TILE_WARPS;
+
+/* Tiles of a block at most: sixteen warps of 128 registers, or eight of 255. */
+template <int D, int RPL> struct most {
+    static constexpr uint32_t tiles = RPL == 1 && D <= 128 ? 4 : 2;
+};
+
+/* A row of a tile, for those who combine. */
+struct tile_row {
+    float b;       /* 0 if the tile adds nothing */
+    float sum;     /* l */
+    float base;    /* B of the chunk once the tile is in; -inf if the row sees none of its tokens */
+    float rescale; /* of what came before */
+};
+
+/* A tile in shared memory. */
+template <int D, int RPL> struct alignas(128) tile_memory : warp_memory<D, RPL> {
+    static constexpr uint32_t rows = 4u * RPL;
+    alignas(128) uint8_t codes[2][GROUPS][GROUP * D]; /* of K and V; 4-bit groups take half of their place */
+    float logit[rows][CUDA_TILE_TOKENS]; /* float(I) * 2^ek */
+    float most[rows][GROUPS];            /* largest z */
+    uint8_t weight[rows][CUDA_TILE_TOKENS];
+    tile_row row[rows];
+    int32_t sums[rows][D + 16]; /* A; a row more than D apart for the banks */
+};
+
+/* A block's share of the query rows, all of them. */
+struct row_memory {
+    float scale[CUDA_DECODE_ROWS_MAX];
+    float offset[CUDA_DECODE_ROWS_MAX];
+    int32_t bias[CUDA_DECODE_ROWS_MAX];
+    uint32_t good; /* no bad page among the block's */
+};
+
+/* A warp's place and its sequence. */
+struct place {
+    uint32_t sequence;
+    uint32_t kv_head;
+    uint32_t rank;   /* of the block */
+    uint32_t blocks; /* of the cluster */
+    uint32_t tiles;  /* of a block */
+    uint32_t local;  /* the warp's tile in the block, */
+    uint32_t tile;   /* in the sequence */
+    uint32_t group;
+    int32_t q_first;
+    int32_t q_len;
+    int32_t kv_len;
+    uint32_t rows;
+    uint32_t start; /* first token of the warp's group */
+};
+
+PTX_FN uint64_t token_of(const attend_params &p, const place &w, uint32_t row)
+{
+    return (uint32_t)w.q_first + row / p.group_rows;
+}
+
+PTX_FN uint32_t head_of(const attend_params &p, const place &w, uint32_t row)
+{
+    return w.kv_head * p.group_rows + row % p.group_rows;
+}
+
+/* What a row sees; nothing if there is no such row. */
+PTX_FN visible_range range_of(const attend_params &p, const place &w, uint32_t row)
+{
+    visible_range none = {0, 0};
+    return row < w.rows ? visible_range_of(p, w.kv_len, (int64_t)w.kv_len - w.q_len + row / p.group_rows) : none;
+}
+
+/* Row i of those whose products the lane gets. */
+template <int RPL> PTX_FN uint32_t lane_row(uint32_t t, int i)
+{
+    return RPL == 1 ? t : RPL * t + (uint32_t)i;
+}
+
+/* ---------------------------------------------------------------------------------------------- loading */
+
+/* Codes of one kind of the warp's group. */
+template <int D> PTX_FN void ask_codes(uint32_t to, uint64_t from, uint32_t kind, uint32_t format, uint32_t lane)
+{
+    if (format != NBL_INT8) {
+        asker a = {};
+        a.to[0] = place_of<128u>(lane);
+        a.to[1] = place_of<2u * D>(lane);
+        ask_4bit<D>(a, kind == 1u, to, from + lane * 16u);
+    } else if (kind == 0) {
+        ask_int8<D, 128u>(to, from + lane * 16u, lane);
+    } else {
+        ask_int8<D, 4u * D>(to, from + lane * 16u, lane);
+    }
+}
+
+/* Scale planes of one kind of the warp's group, 16 tokens a lane. */
+template <int D> PTX_FN void ask_scales(uint32_t to, uint64_t from, uint32_t planes, uint32_t page_tokens, uint32_t lane)
+{
+    static_assert(2 * SCALE_PLANES(D) <= 32, "a lane for half a plane");
+    const uint32_t plane = lane / 2u, half = lane % 2u * 16u;
+    if (plane < planes) {
+        ptx_cp_async_16(to + plane * CUDA_TILE_TOKENS + half, (const void *)(from + (uint64_t)plane * page_tokens + half));
+    }
+}
+
+/* Asks for the warp's group in two steps: K and all scales, then V. */
+template <int D, int RPL>
+PTX_FN void ask_group(const attend_params &p, const place &w, tile_memory<D, RPL> &m, const cuda_region &r, uint32_t page,
+                      uint32_t lane)
+{
+    const uint32_t offset = w.start % p.pages.page_tokens;
+    const uint64_t index = page - r.first_page;
+    const uint64_t codes = (uint64_t)r.codes + index * r.code_page_stride;
+    const uint64_t scales = (uint64_t)r.scales + index * r.scale_page_stride + offset;
+    const uint32_t to = w.group * GROUP;
+    ask_scales<D>(ptx_shared_address(&m.raw[0][0][to]), scales + (uint64_t)w.kv_head * r.k_scale_head_bytes,
+                  planes_of<D>(r.k_format), p.pages.page_tokens, lane);
+    ask_scales<D>(ptx_shared_address(&m.raw[1][0][to]),
+                  scales + r.v_scale_offset + (uint64_t)w.kv_head * r.v_scale_head_bytes, planes_of<D>(r.v_format),
+                  p.pages.page_tokens, lane);
+    ask_codes<D>(ptx_shared_address(m.codes[0][w.group]),
+                 codes + (uint64_t)w.kv_head * r.k_code_head_bytes + offset * (r.k_format == NBL_INT8 ? D : D / 2u), 0,
+                 r.k_format, lane);
+    ptx_cp_async_commit();
+    ask_codes<D>(ptx_shared_address(m.codes[1][w.group]),
+                 codes + r.v_code_offset + (uint64_t)w.kv_head * r.v_code_head_bytes +
+                     offset * (r.v_format == NBL_INT8 ? D : D / 2u),
+                 1, r.v_format, lane);
+    ptx_cp_async_commit();
+}
+
+/* ---------------------------------------------------------------------------------------------- queries */
+
+/* Canonical rows to every tile of the block, by the first warps; a team of D/16 lanes per row. */
+template <int D, int RPL>
+PTX_FN void make_queries(const attend_params &p, const place &w, row_memory &rows, tile_memory<D, RPL> *tiles,
+                         uint32_t warp, uint32_t lane)
+{
+    constexpr uint32_t team = D / BLOCK16, warp_rows = 32u / team;
+    static_assert((4u * RPL + warp_rows - 1u) / warp_rows <= TILE_WARPS, "the warps of a tile suffice");
+    if (warp * warp_rows >= 4u * RPL) {
+        return;
+    }
+    const uint32_t row = warp * warp_rows + lane / team, b = lane % team;
+    const bool active = row < w.rows;
+    const uint32_t head = active ? head_of(p, w, row) : 0u;
+    block16_centering centering = {NULL, NULL, NULL};
+    if (p.centering) {
+        centering = block16_centering_of(&p.centers, w.sequence, p.kv_heads, w.kv_head, p.k_dim, p.status);
+    }
+    float x[BLOCK16];
+    query16_load(p, (uint32_t)token_of(p, w, row), head, active, b, centering, x);
+    const query16 q = query16_make(p, x, team, b, NULL, centering, w.sequence, w.kv_len);
+    if (row >= 4u * RPL) {
+        return;
+    }
+    for (uint32_t i = 0; i < w.tiles; ++i) { /* two parts of 8 codes: k-step b / 2, t = 2 * (b % 2) and the next */
+        *reinterpret_cast<uint4 *>(&tiles[i].q[b / 2u][4u * row + b % 2u * 2u]) =
+            make_uint4(q.words[0], q.words[1], q.words[2], q.words[3]);
+    }
+    if (b == 0) {
+        rows.scale[row] = active ? q.query.scale : 0.0f;
+        rows.offset[row] = q.query.offset;
+        rows.bias[row] = q.query.bias;
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------- products */
+
+/* Logits of the warp's 32 tokens, and the largest z of each row. Tokens that no one sees may hold anything. */
+template <int D, int RPL>
+PTX_FN void make_logits(const attend_params &p, const place &w, const row_memory &rows, tile_memory<D, RPL> &m,
+                        const cuda_region &r, uint32_t lane)
+{
+    const uint32_t g = lane / 4u, t = lane % 4u, first = w.group * GROUP;
+    const uint32_t quad = w.group * (GROUP / 4u) + lane % (GROUP / 4u);
+    prepare_scales<D, RPL>(m, r.k_format, r.v_format, w.kv_len - (int32_t)(w.tile * CUDA_TILE_TOKENS + 4u * quad), quad);
+    const int32_t bias[2] = {rows.bias[lane_row<RPL>(t, 0)], rows.bias[lane_row<RPL>(t, RPL - 1)]};
+    int32_t s[2][4];
+    k_group<D, RPL>(m, m.codes[0][w.group], r.k_format, w.group, lane, bias, s);
+#pragma unroll
+    for (int i = 0; i < RPL; ++i) {
+        const uint32_t row = lane_row<RPL>(t, i);
+        const visible_range range = range_of(p, w, row);
+        float most = -INFINITY;
+#pragma unroll
+        for (uint32_t half = 0; half < 2u; ++half) {
+            const uint32_t token = first + 16u * half + 2u * g;
+            const int32_t position = (int32_t)(w.tile * CUDA_TILE_TOKENS + token);
+            const float2 scale = read_k_scales(&m.k_exponent[first + 16u * half], g);
+            const float x0 = (float)s[half][i] * scale.x, x1 = (float)s[half][2 + i] * scale.y;
+            *reinterpret_cast<float2 *>(&m.logit[row][token]) = make_float2(x0, x1);
+            const float z0 = nbl_fma(x0, rows.scale[row], m.v_grid[token] - NBL_GRID);
+            const float z1 = nbl_fma(x1, rows.scale[row], m.v_grid[token + 1u] - NBL_GRID);
+            most = position >= range.first && position < range.end ? fmaxf(most, z0) : most;
+            most = position + 1 >= range.first && position + 1 < range.end ? fmaxf(most, z1) : most;
+        }
+        most = column_max(most);
+        if (g == 0) {
+            m.most[row][w.group] = most;
+        }
+    }
+}
+
+/* P V of the warp's 32 tokens. */
+template <int D, int RPL>
+PTX_FN void add_values(const place &w, tile_memory<D, RPL> &m, uint32_t format, uint32_t lane)
+{
+    const uint32_t g = lane / 4u, t = lane % 4u;
+    const uint8_t *from = &m.weight[RPL == 1 ? g / 2u : g][w.group * GROUP + 4u * t];
+    const uint32_t weights[2] = {*reinterpret_cast<const uint32_t *>(from),
+                                 *reinterpret_cast<const uint32_t *>(from + 16)};
+    int32_t acc[RPL][D / 16][4] = {};
+    v_group<D, RPL>(m, m.codes[1][w.group], format, w.group, lane, weights, 0xf0f0f0f0u, acc);
+#pragma unroll
+    for (int n = 0; n < D / 16; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+#pragma unroll
+            for (int i = 0; i < RPL; ++i) {
+                const int32_t low = RPL == 1 ? acc[0][n][2 * e] : acc[0][n][2 * e + i];
+                const int32_t high = RPL == 1 ? acc[0][n][2 * e + 1] : acc[RPL - 1][n][2 * e + i];
+                atomicAdd(&m.sums[lane_row<RPL>(t, i)][16 * n + 2 * g + e], (low >> 4) + high);
+            }
+        }
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------- softmax */
+
+/* Largest over the lanes of a row. */
+PTX_FN float row_max(float x)
+{
+#pragma unroll
+    for (int distance = 1; distance < (int)CLASSES; distance *= 2) {
+        x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, distance));
+    }
+    return x;
+}
+
+/* tree(s) of NUM 5.4; lane r of a row has s_r. */
+PTX_FN float row_tree(float s)
+{
+    s = s + __shfl_xor_sync(FULL_WARP, s, 8);
+    s = s + __shfl_xor_sync(FULL_WARP, s, 1);
+    s = s + __shfl_xor_sync(FULL_WARP, s, 2);
+    return s + __shfl_xor_sync(FULL_WARP, s, 4);
+}
+
+/* What a lane needs of a tile for one row: its eight tokens, 16 apart. */
+struct class_tokens {
+    float x[CLASS_TOKENS];
+    float grid[CLASS_TOKENS]; /* ev + NBL_GRID */
+    uint32_t visible;         /* bit n */
+};
+
+/* t of the lane's tokens, -inf where not visible; the largest of the row. */
+PTX_FN float class_logits(const class_tokens &c, float scale, float base, float (&t)[CLASS_TOKENS])
+{
+    float most = -INFINITY;
+#pragma unroll
+    for (uint32_t n = 0; n < CLASS_TOKENS; ++n) {
+        t[n] = c.visible >> n & 1u ? nbl_fma(c.x[n], scale, c.grid[n] - base) : -INFINITY;
+        most = fmaxf(most, t[n]);
+    }
+    return row_max(most);
+}
+
+/* Reads them from a tile of the cluster; `tile` is its place in the sequence. */
+template <int D, int RPL>
+PTX_FN void read_class(const place &w, tile_memory<D, RPL> *tiles, uint32_t tile, uint32_t row, uint32_t j,
+                       const visible_range &range, class_tokens &c)
+{
+    const tile_memory<D, RPL> &m = tiles[tile % w.tiles];
+    const uint32_t x = ptx_cluster_map(ptx_shared_address(&m.logit[row][j]), tile / w.tiles);
+    const uint32_t grid = ptx_cluster_map(ptx_shared_address(&m.v_grid[j]), tile / w.tiles);
+    c.visible = 0;
+#pragma unroll
+    for (uint32_t n = 0; n < CLASS_TOKENS; ++n) {
+        const int32_t position = (int32_t)(tile * CUDA_TILE_TOKENS + CLASSES * n + j);
+        c.x[n] = nbl_float_of(ptx_cluster_load_4(x + 4u * CLASSES * n));
+        c.grid[n] = nbl_float_of(ptx_cluster_load_4(grid + 4u * CLASSES * n));
+        c.visible |= (uint32_t)(position >= range.first && position < range.end) << n;
+    }
+}
+
+/* Largest z of a row in tile j % 8 of the chunk. */
+template <int D, int RPL>
+PTX_FN float chunk_most(const place &w, tile_memory<D, RPL> *tiles, uint32_t row, uint32_t j)
+{
+    const uint32_t tile = w.tile / CUDA_CHUNK_TILES * CUDA_CHUNK_TILES + j % CUDA_CHUNK_TILES;
+    if (tile >= w.tiles * w.blocks) {
+        return -INFINITY;
+    }
+    const uint4 four = ptx_cluster_load_16(
+        ptx_cluster_map(ptx_shared_address(tiles[tile % w.tiles].most[row]), tile / w.tiles));
+    return fmaxf(fmaxf(nbl_float_of(four.x), nbl_float_of(four.y)), fmaxf(nbl_float_of(four.z), nbl_float_of(four.w)));
+}
+
+/* Base of the row before the warp's tile (NUM 5.4); -inf if no tile before it takes part. `z` is chunk_most of the
+ * lane. */
+template <int D, int RPL>
+PTX_FN float base_before(const place &w, tile_memory<D, RPL> *tiles, uint32_t row, uint32_t lane, float scale,
+                         const visible_range &range, float z)
+{
+    const uint32_t index = w.tile % CUDA_CHUNK_TILES, row_lane = lane & CLASSES;
+    float base = -INFINITY;
+    for (uint32_t k = 0; k < index; ++k) {
+        const float largest = __shfl_sync(FULL_WARP, z, row_lane | k);
+        const bool is_first = base == -INFINITY;
+        const bool may_move = !is_first && largest >= base + NBL_REBASE;
+        if (__any_sync(FULL_WARP, may_move)) {
+            class_tokens c;
+            float t[CLASS_TOKENS];
+            read_class(w, tiles, w.tile - index + k, row, lane % CLASSES, range, c);
+            const bool moves = class_logits(c, scale, base, t) > NBL_GRID + NBL_REBASE;
+            base = may_move && moves ? fmaxf(base, base_from(largest)) : base;
+        }
+        base = is_first && largest > -INFINITY ? base_from(largest) : base;
+    }
+    return base;
+}
+
+/* Weights and row total of the tile, given its largest t; 16 lanes for the row. */
+PTX_FN float class_weights(const class_tokens &c, const float (&t)[CLASS_TOKENS], float most, uint8_t *weights)
+{
+    float sum = 0.0f;
+#pragma unroll
+    for (uint32_t n = 0; n < CLASS_TOKENS; ++n) {
+        const bool counts = c.visible >> n & 1u;
+        const float p = counts ? ptx_ex2(t[n] - most) : 0.0f; /* 0 below 2^-126 */
+        const float q = nbl_float_of(ptx_cvt_bf16x2(0.0f, p) << 16);
+        sum = counts ? nbl_fma(q, weight_of(c.grid[n]), sum) : sum;
+        weights[CLASSES * n] = (uint8_t)nbl_bits_of(nbl_fma(p, NBL_P_SCALE, NBL_MAGIC));
+    }
+    return row_tree(sum);
+}
+
+/* Softmax of the warp's rows in its tile. With four rows a tile both halves of the warp do the same one. */
+template <int D, int RPL>
+PTX_FN void softmax(const attend_params &p, const place &w, const row_memory &rows, tile_memory<D, RPL> *tiles,
+                    uint32_t lane)
+{
+    const uint32_t j = lane % CLASSES;
+    const uint32_t row = RPL == 1 ? w.group : RPL * w.group + lane / CLASSES;
+    const visible_range range = range_of(p, w, row);
+    const float scale = rows.scale[row];
+    const float z = chunk_most(w, tiles, row, j);
+    const float largest = __shfl_sync(FULL_WARP, z, (lane & CLASSES) | w.tile % CUDA_CHUNK_TILES);
+    const float before = base_before(w, tiles, row, lane, scale, range, z);
+    float base = before > -INFINITY || largest == -INFINITY ? before : base_from(largest);
+    class_tokens c;
+    float t[CLASS_TOKENS];
+    read_class(w, tiles, w.tile, row, j, range, c);
+    float most = class_logits(c, scale, base, t);
+    if (__any_sync(FULL_WARP, most > NBL_GRID + NBL_REBASE)) {
+        const bool moves = most > NBL_GRID + NBL_REBASE;
+        base = moves ? fmaxf(base, base_from(largest)) : base;
+        most = class_logits(c, scale, base, t);
+#pragma unroll
+        for (uint32_t n = 0; n < CLASS_TOKENS; ++n) {
+            t[n] = moves ? fminf(t[n], NBL_GRID + NBL_REBASE) : t[n];
+        }
+        most = moves ? fminf(most, NBL_GRID + NBL_REBASE) : most;
+    }
+    tile_memory<D, RPL> &m = tiles[w.local];
+    const float sum = class_weights(c, t, most, &m.weight[row][j]);
+    if (j == 0) {
+        tile_row &out = m.row[row];
+        const bool takes_part = largest > -INFINITY;
+        out.b = takes_part && most - NBL_GRID >= NBL_WEIGHT_MIN ? nbl_grid_base(most - NBL_GRID) : 0.0f;
+        out.sum = sum;
+        out.base = takes_part ? base : -INFINITY;
+        out.rescale = takes_part && before > -INFINITY ? nbl_pow2f(before - base) : 1.0f;
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------- combining */
+
+/* A warp's row: elements E * lane.. of O. */
+template <int E> struct row_total {
+    nbl_state_head head;
+    float o[E];
+};
+
+/* Tiles of chunk n in order (NUM 5.4). `mine` is the row in tile `lane`. */
+template <int D, int RPL, int E>
+PTX_FN void combine_tiles(const place &w, tile_memory<D, RPL> *tiles, uint32_t n, uint32_t row, uint32_t lane,
+                          const float4 &mine, row_total<E> &chunk)
+{
+    int4 a[CUDA_CHUNK_TILES][(E + 3) / 4];
+#pragma unroll
+    for (uint32_t k = 0; k < CUDA_CHUNK_TILES; ++k) {
+        const uint32_t tile = min(n * CUDA_CHUNK_TILES + k, w.tiles * w.blocks - 1u);
+        const uint32_t at = ptx_cluster_map(ptx_shared_address(&tiles[tile % w.tiles].sums[row][E * lane]), tile / w.tiles);
+#pragma unroll
+        for (uint32_t i = 0; i < (E + 3) / 4; ++i) {
+            if (E >= 4) {
+                const uint4 four = ptx_cluster_load_16(at + 16u * i);
+                a[k][i] = make_int4((int)four.x, (int)four.y, (int)four.z, (int)four.w);
+            } else {
+                a[k][i] = make_int4((int)ptx_cluster_load_4(at), (int)ptx_cluster_load_4(at + 4u), 0, 0);
+            }
+        }
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < CUDA_CHUNK_TILES; ++k) {
+        const uint32_t tile = n * CUDA_CHUNK_TILES + k;
+        const float b = __shfl_sync(FULL_WARP, mine.x, tile % 32u), l = __shfl_sync(FULL_WARP, mine.y, tile % 32u);
+        const float base = __shfl_sync(FULL_WARP, mine.z, tile % 32u);
+        const float rescale = __shfl_sync(FULL_WARP, mine.w, tile % 32u);
+        chunk.head.base = base > -INFINITY ? base : chunk.head.base;
+        chunk.head.sum *= rescale;
+        chunk.head.sum = b != 0.0f ? nbl_fma(l, b, chunk.head.sum) : chunk.head.sum;
+        const int *sums = &a[k][0].x;
+#pragma unroll
+        for (int i = 0; i < E; ++i) {
+            chunk.o[i] *= rescale;
+            chunk.o[i] = b != 0.0f ? nbl_fma((float)sums[i], b, chunk.o[i]) : chunk.o[i];
+        }
+    }
+}
+
+/* Chunks of a row in order (NUM 5.6). */
+template <int D, int RPL, int E>
+PTX_FN void combine_chunks(const place &w, tile_memory<D, RPL> *tiles, uint32_t row, uint32_t lane, row_total<E> &total)
+{
+    float4 mine = make_float4(0.0f, 0.0f, -INFINITY, 1.0f);
+    if (lane < w.tiles * w.blocks) {
+        const uint4 four =
+            ptx_cluster_load_16(ptx_cluster_map(ptx_shared_address(&tiles[lane % w.tiles].row[row]), lane / w.tiles));
+        mine = make_float4(nbl_float_of(four.x), nbl_float_of(four.y), nbl_float_of(four.z), nbl_float_of(four.w));
+    }
+    const uint32_t chunks = ((uint32_t)w.kv_len + NBL_CHUNK_TOKENS - 1u) / NBL_CHUNK_TOKENS;
+#pragma unroll 1
+    for (uint32_t n = 0; n < chunks; ++n) {
+        row_total<E> chunk = {nbl_state_empty(total.head.offset), {}};
+        chunk.head.sum = 0.0f;
+        combine_tiles<D, RPL, E>(w, tiles, n, row, lane, mine, chunk);
+        nbl_state_merge(&total.head, total.o, &chunk.head, chunk.o, E);
+    }
+}
+
+/* Butterflies of NUM 4.1 over a row that a warp holds. */
+template <int E> PTX_FN void warp_hadamard(float (&x)[E], uint32_t lane, uint32_t n)
+{
+#pragma unroll
+    for (uint32_t h = 1; h < E; h *= 2u) {
+        if (h < n) {
+#pragma unroll
+            for (uint32_t i = 0; i < E; ++i) {
+                if ((i & h) == 0) {
+                    const float low = x[i], high = x[i + h];
+                    x[i] = low + high;
+                    x[i + h] = low - high;
+                }
+            }
+        }
+    }
+    for (uint32_t h = E; h < n; h *= 2u) {
+        const uint32_t distance = h / E;
+        const float sign = (lane & distance) != 0 ? -1.0f : 1.0f;
+#pragma unroll
+        for (uint32_t i = 0; i < E; ++i) {
+            const float other = __shfl_xor_sync(FULL_WARP, x[i], (int)distance);
+            x[i] = nbl_fma(x[i], sign, other); /* other + x or other - x: the product is exact */
+        }
+    }
+}
+
+/* O and LSE of a row (NUM 5.7). */
+template <int E>
+PTX_FN void finish(const attend_params &p, uint32_t token, uint32_t head, uint32_t lane, row_total<E> &total)
+{
+    if (p.sinks != NULL) {
+        nbl_state_add_sink(&total.head, total.o, E, p.sinks[head]);
+    }
+    if (p.lse.data != NULL && lane == 0) {
+        uint8_t *to = p.lse.data + (int64_t)token * p.lse.stride[0] + (int64_t)head * p.lse.stride[1];
+        *(float *)(void *)to = nbl_state_lse(&total.head, (p.flags & NBL_ATTEND_LSE_BASE2) != 0);
+    }
+    if (p.o.data == NULL) {
+        return;
+    }
+    nbl_state_output(&total.head, total.o, E, 0);
+    if (p.v_hadamard != 0) {
+        warp_hadamard(total.o, lane, p.v_hadamard);
+        const float inverse = nbl_pow2(-nbl_log2_of(p.v_hadamard));
+#pragma unroll
+        for (int i = 0; i < E; ++i) { /* zeros of a row without weight stay +0 */
+            total.o[i] = total.head.sum < 0x1p-126f ? 0.0f : total.o[i] * inverse;
+        }
+    }
+    uint8_t *to = p.o.data + (int64_t)token * p.o.stride[0] + (int64_t)head * p.o.stride[1];
+#pragma unroll
+    for (uint32_t i = 0; i < E; ++i) {
+        cuda_element_write(to + (int64_t)(E * lane + i) * p.o.stride[2], p.o.dtype, total.o[i]);
+    }
+}
+
+/* Rows go round the blocks, then their warps. */
+template <int D, int RPL>
+PTX_FN void combine(const attend_params &p, const place &w, const row_memory &rows, tile_memory<D, RPL> *tiles,
+                    uint32_t warp, uint32_t lane)
+{
+    constexpr int E = D / 32;
+    for (uint32_t row = w.rank + w.blocks * warp; row < w.rows; row += w.blocks * TILE_WARPS * w.tiles) {
+        const uint32_t from = ptx_cluster_map(ptx_shared_address(&rows.good), lane % w.blocks);
+        if (!__all_sync(FULL_WARP, ptx_cluster_load_4(from) != 0)) {
+            return;
+        }
+        row_total<E> total = {nbl_state_empty(rows.offset[row]), {}};
+        combine_chunks<D, RPL, E>(w, tiles, row, lane, total);
+        finish<E>(p, (uint32_t)token_of(p, w, row), head_of(p, w, row), lane, total);
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------- kernel */
+
+PTX_FN place place_of_warp(const attend_params &p, uint32_t blocks)
+{
+    place w;
+    const uint32_t unit = blockIdx.x / blocks, warp = threadIdx.x / 32u;
+    w.blocks = blocks;
+    w.rank = blockIdx.x % blocks;
+    w.kv_head = unit % p.kv_heads;
+    w.sequence = unit / p.kv_heads;
+    w.tiles = blockDim.x / TILE_THREADS;
+    w.local = warp / TILE_WARPS;
+    w.group = warp % TILE_WARPS;
+    w.tile = w.rank * w.tiles + w.local;
+    w.start = w.tile * CUDA_TILE_TOKENS + w.group * GROUP;
+    return w;
+}
+
+/* Reads the sequence; false if it is bad or has no rows, which all blocks of the cluster find alike. */
+PTX_FN bool read_sequence(const attend_params &p, place &w)
+{
+    const int64_t next = p.q_indptr[w.sequence + 1u];
+    w.q_first = p.q_indptr[w.sequence];
+    w.kv_len = p.kv_len[w.sequence];
+    bool good = check_q_indptr(p, w.sequence);
+    good = check_lengths(p, w.sequence, w.q_first, next - w.q_first, w.kv_len) && good;
+    good = check_center(p, w.sequence) && check_heads(p) && good;
+    good = good && check_table(p, w.sequence, (uint32_t)w.kv_len);
+    w.q_len = (int32_t)(next - w.q_first);
+    w.rows = (uint32_t)w.q_len * p.group_rows;
+    return __syncthreads_and(good) != 0;
+}
+
+template <int D, int RPL>
+__global__ void __launch_bounds__(most<D, RPL>::tiles *TILE_THREADS) short_kernel(const __grid_constant__ attend_params p)
+{
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+    extern __shared__ __align__(128) uint4 dynamic[];
+    row_memory &rows = *(row_memory *)(void *)dynamic;
+    tile_memory<D, RPL> *tiles = (tile_memory<D, RPL> *)(void *)((uint8_t *)dynamic + 128);
+    const uint32_t lane = threadIdx.x % 32u, warp = threadIdx.x / 32u;
+    place w = place_of_warp(p, p.cluster_blocks);
+    tile_memory<D, RPL> &m = tiles[w.local];
+    for (uint32_t i = threadIdx.x % TILE_THREADS; i < sizeof m.sums / 4u; i += TILE_THREADS) {
+        (&m.sums[0][0])[i] = 0;
+    }
+    ptx_grid_wait();
+    ptx_grid_release();
+    const uint32_t entry = w.start / p.pages.page_tokens;
+    const int32_t page = entry < p.page_table_stride
+                             ? p.page_table[(uint64_t)w.sequence * p.page_table_stride + entry]
+                             : -1; /* asked for before it is known whether there is one */
+    if (!read_sequence(p, w)) {
+        return;
+    }
+    const bool has_tokens = (int64_t)w.start < w.kv_len;
+    const bool good = !has_tokens || check_page(p, w.sequence, entry, page);
+    const bool works = has_tokens && good && w.rows > 0;
+    const cuda_region &region = p.pages.regions[works ? region_of(p.pages, (uint32_t)page) : 0u];
+    if (works) {
+        ask_group<D, RPL>(p, w, m, region, (uint32_t)page, lane);
+    }
+    make_queries<D, RPL>(p, w, rows, tiles, warp, lane);
+    const bool all_good = __syncthreads_and(good) != 0;
+    if (threadIdx.x == 0) {
+        rows.good = all_good;
+    }
+    if (works) {
+        ptx_cp_async_wait<1>();
+        __syncwarp();
+        make_logits<D, RPL>(p, w, rows, m, region, lane);
+    } else if (lane < 4u * RPL) {
+        m.most[lane][w.group] = -INFINITY;
+    }
+    ptx_cluster_arrive();
+    ptx_cluster_wait();
+    softmax<D, RPL>(p, w, rows, tiles, lane);
+    __syncthreads();
+    if (works) {
+        ptx_cp_async_wait<0>();
+        __syncwarp();
+        add_values<D, RPL>(w, m, region.v_format, lane);
+    }
+    ptx_cluster_arrive();
+    ptx_cluster_wait();
+    combine<D, RPL>(p, w, rows, tiles, warp, lane);
+    ptx_cluster_arrive(); /* no block leaves while others read its memory */
+    ptx_cluster_wait();
+#endif
+}
+
+uint32_t power_of_two_from(uint32_t n)
+{
+    uint32_t power = 1;
+    while (power < n) {
+        power *= 2u;
+    }
+    return power;
+}
+
+uint32_t tiles_of(const attend_params *p)
+{
+    return (p->kv_len_max + CUDA_TILE_TOKENS - 1u) / CUDA_TILE_TOKENS;
+}
+
+/* Tiles of a block: as few as a cluster allows. */
+uint32_t block_tiles(const attend_params *p)
+{
+    return power_of_two_from((tiles_of(p) + CLUSTER_MAX - 1u) / CLUSTER_MAX);
+}
+
+template <int D, int RPL> cudaError_t launch(const attend_params *p, cudaStream_t stream)
+{
+    const uint32_t tiles = block_tiles(p);
+    const size_t bytes = 128u + tiles * sizeof(tile_memory<D, RPL>);
+    attend_params q = *p;
+    q.cluster_blocks = power_of_two_from((tiles_of(p) + tiles - 1u) / tiles);
+    cudaError_t error =
+        cudaFuncSetAttribute(short_kernel<D, RPL>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    return error != cudaSuccess ? error
+                                : launch_clusters(short_kernel<D, RPL>, dim3(p->batch * p->kv_heads * q.cluster_blocks),
+                                                  tiles * TILE_THREADS, bytes, q.cluster_blocks, stream, &q);
+}
+
+} // namespace
+
+extern "C" int nbl_cuda_short_supports(const attend_params *p)
+{
+    const uint32_t tiles = tiles_of(p);
+    const int few = p->q_len_max * p->group_rows <= 4u;
+    const uint32_t most_tiles = CLUSTER_MAX * (few && p->k_dim <= 128u ? 4u : 2u);
+    if (p->capability < 90u || p->state_head.data != NULL || p->first_chunk != 0 || p->range_end != UINT32_MAX ||
+        p->range_begin != 0 || tiles == 0 || tiles > most_tiles) {
+        return 0;
+    }
+    return (uint64_t)p->batch * p->kv_heads * tiles <= 16u * p->processors && nbl_cuda_decode_supports(p);
+}
+
+extern "C" cudaError_t nbl_cuda_attend_short(const attend_params *p, cudaStream_t stream)
+{
+    const int few = p->q_len_max * p->group_rows <= 4u;
+    switch (p->k_dim) {
+    case 64: return few ? launch<64, 1>(p, stream) : launch<64, 2>(p, stream);
+    case 128: return few ? launch<128, 1>(p, stream) : launch<128, 2>(p, stream);
+    default: return few ? launch<256, 1>(p, stream) : launch<256, 2>(p, stream);
+    }
+}
