@@ -174,6 +174,7 @@ typedef struct attend_params {
     uint32_t tile_pages; /**< a tile is so many pages, */
     uint32_t tile_rest;  /**< and so many tokens more */
     uint32_t cluster_blocks; /**< of a cluster, where there are clusters */
+    uint32_t reserved;
 } attend_params;
 
 /** Fails if the plugin has no code for the current device. */
