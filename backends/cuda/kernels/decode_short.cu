@@ -361,7 +361,8 @@ PTX_FN float base_before(const place &w, tile_memory<D, RPL> *tiles, uint32_t ro
 }
 
 /* Weights and row total of the tile, given its largest t; 16 lanes for the row. */
-PTX_FN float class_weights(const class_tokens &c, const float (&t)[CLASS_TOKENS], float most, uint8_t *weights)
+PTX_FN float class_weights(const class_tokens &c, const float (&t)[CLASS_TOKENS], float most, bool writes,
+                           uint8_t *weights)
 {
     float sum = 0.0f;
 #pragma unroll
@@ -370,7 +371,9 @@ PTX_FN float class_weights(const class_tokens &c, const float (&t)[CLASS_TOKENS]
         const float p = counts ? ptx_ex2(t[n] - most) : 0.0f; /* 0 below 2^-126 */
         const float q = nbl_float_of(ptx_cvt_bf16x2(0.0f, p) << 16);
         sum = counts ? nbl_fma(q, weight_of(c.grid[n]), sum) : sum;
-        weights[CLASSES * n] = (uint8_t)nbl_bits_of(nbl_fma(p, NBL_P_SCALE, NBL_MAGIC));
+        if (writes) {
+            weights[CLASSES * n] = (uint8_t)nbl_bits_of(nbl_fma(p, NBL_P_SCALE, NBL_MAGIC));
+        }
     }
     return row_tree(sum);
 }
@@ -403,8 +406,9 @@ PTX_FN void softmax(const attend_params &p, const place &w, const row_memory &ro
         most = moves ? fminf(most, NBL_GRID + NBL_REBASE) : most;
     }
     tile_memory<D, RPL> &m = tiles[w.local];
-    const float sum = class_weights(c, t, most, &m.weight[row][j]);
-    if (j == 0) {
+    const bool writes = RPL == 2 || lane < CLASSES;
+    const float sum = class_weights(c, t, most, writes, &m.weight[row][j]);
+    if (writes && j == 0) {
         tile_row &out = m.row[row];
         const bool takes_part = largest > -INFINITY;
         out.b = takes_part && most - NBL_GRID >= NBL_WEIGHT_MIN ? nbl_grid_base(most - NBL_GRID) : 0.0f;

@@ -9,10 +9,9 @@
 #include "../tile/finish.cuh"
 #include "../tile/launch.cuh"
 
-/* States whose bytes are on their way at once: a row of many chunks is bound by latency. */
-template <uint32_t V> struct batch {
-    static constexpr uint32_t states = 32u / V;
-};
+/* Most states that are planned at once, a thread for each. */
+constexpr uint32_t PLAN_STATES = FINISH_THREADS;
+constexpr uint32_t PLAN_WARPS = FINISH_THREADS / 32u;
 
 /* How a state joins the total of those before it: factors of NUM 5.6 worked out ahead of the sums. */
 struct fold_step {
@@ -22,33 +21,35 @@ struct fold_step {
     bool is_empty; /* left out */
 };
 
-/* Largest of the lanes before this one and `before`. */
-static __device__ float running_max(float base, float before)
+/* Steps of up to 128 states, a thread's head each; `before` is the base of the total, -inf if it is empty. The base on
+ * the left of a step is the largest of all before it. All threads call it. */
+static __device__ void plan_steps(const nbl_state_head &head, float before, fold_step *steps, float *warp_most)
 {
-    const uint32_t lane = threadIdx.x;
-    for (uint32_t step = 1; step < 32u; step *= 2u) {
-        float other = __shfl_up_sync(0xffffffffu, base, step);
-        base = lane >= step ? fmaxf(base, other) : base;
-    }
-    float shifted = __shfl_up_sync(0xffffffffu, base, 1);
-    return lane == 0 ? before : fmaxf(before, shifted);
-}
-
-/* Steps of up to 32 states, by the first warp, a lane's head each; `before` is the base of the total, -inf if it is
- * empty. */
-static __device__ void plan_steps(const nbl_state_head &head, float before, uint32_t most, fold_step *steps)
-{
+    const uint32_t lane = threadIdx.x % 32u, warp = threadIdx.x / 32u;
     fold_step s = {};
     s.head = head;
     s.is_empty = nbl_state_is_empty(&head);
-    const float left = running_max(s.is_empty ? -INFINITY : head.base, before);
+    float most = s.is_empty ? -INFINITY : head.base;
+    for (uint32_t distance = 1; distance < 32u; distance *= 2u) {
+        const float other = __shfl_up_sync(0xffffffffu, most, distance);
+        most = lane >= distance ? fmaxf(most, other) : most;
+    }
+    if (lane == 31u) {
+        warp_most[warp] = most;
+    }
+    const float shifted = __shfl_up_sync(0xffffffffu, most, 1);
+    float left = lane == 0 ? before : fmaxf(before, shifted);
+    __syncthreads();
+#pragma unroll
+    for (uint32_t i = 0; i < PLAN_WARPS; ++i) {
+        left = i < warp ? fmaxf(left, warp_most[i]) : left;
+    }
     s.is_first = left == -INFINITY;
     if (!s.is_empty && !s.is_first) {
         s.scale = nbl_merge_scale_of(left, head.base);
     }
-    if (threadIdx.x < most) {
-        steps[threadIdx.x] = s;
-    }
+    steps[threadIdx.x] = s;
+    __syncthreads();
 }
 
 /* total := merge(total, state), as nbl_state_merge; without a branch, so that steps are read ahead. */
@@ -66,73 +67,120 @@ static __device__ void take_step(const fold_step &s, const float (&part)[V], nbl
     }
 }
 
-/* Merges the live chunks of a row and hands each to the state tensors if they are wanted. `steps` is shared. */
-template <uint32_t V>
-static __device__ void merge_chunks(const attend_params &p, uint32_t row, uint32_t token, uint32_t q_head,
-                                    uint32_t live, fold_step *steps, nbl_state_head *total, float (&o)[V])
+/* What a block plans with. */
+struct fold_memory {
+    fold_step steps[PLAN_STATES];
+    float warp_most[PLAN_WARPS];
+};
+
+/* The thread's elements of BATCH states from `states` on, of which `count` are there. */
+template <uint32_t V, uint32_t BATCH>
+static __device__ void read_states(const attend_params &p, const float *states, uint32_t count, float (&parts)[BATCH][V])
 {
-    constexpr uint32_t most = batch<V>::states;
-    for (uint32_t first = 0; first < live; first += most) {
-        const float *states = p.states + ((uint64_t)row * p.chunks + first) * p.state_floats;
-        const uint32_t count = min(live - first, most);
-        nbl_state_head head = nbl_state_empty(0.0f);
-        if (threadIdx.x < count) {
-            const float4 four = *(const float4 *)(const void *)(states + (uint64_t)threadIdx.x * p.state_floats);
-            head = {four.x, four.y, four.z, 0.0f};
-        }
-        float parts[most][V];
 #pragma unroll
-        for (uint32_t k = 0; k < most; ++k) {
+    for (uint32_t k = 0; k < BATCH; ++k) {
 #pragma unroll
-            for (uint32_t i = 0; i < V; ++i) {
-                uint32_t d = threadIdx.x + i * FINISH_THREADS;
-                parts[k][i] =
-                    k < count && d < p.v_dim ? states[(uint64_t)k * p.state_floats + CUDA_STATE_HEAD_FLOATS + d] : 0.0f;
-            }
-        }
-        __syncthreads();
-        if (threadIdx.x < 32u) {
-            plan_steps(head, total->sum == 0.0f ? -INFINITY : total->base, most, steps);
-        }
-        __syncthreads();
-#pragma unroll
-        for (uint32_t k = 0; k < most; ++k) {
-            if (p.state_head.data != NULL && k < count) {
-                finish_state(&p, first + k, token, q_head, steps[k].head, parts[k]);
-            }
-            take_step<V>(steps[k], parts[k], total, o);
+        for (uint32_t i = 0; i < V; ++i) {
+            const uint32_t d = threadIdx.x + i * FINISH_THREADS;
+            parts[k][i] =
+                k < count && d < p.v_dim ? states[(uint64_t)k * p.state_floats + CUDA_STATE_HEAD_FLOATS + d] : 0.0f;
         }
     }
 }
 
-template <uint32_t V>
+/* A row of the fold. */
+struct fold_row {
+    uint32_t index;
+    uint32_t token;
+    uint32_t head;
+    uint32_t live; /* chunks with a state */
+    float offset;
+};
+
+/* Merges up to 128 states from the first-th on. BATCH of them are on their way while those before are added. */
+template <uint32_t V, uint32_t BATCH>
+static __device__ void merge_states(const attend_params &p, const fold_row &row, uint32_t first, fold_memory *m,
+                                    nbl_state_head *total, float (&o)[V])
+{
+    const float *states = p.states + ((uint64_t)row.index * p.chunks + first) * p.state_floats;
+    const uint32_t count = min(row.live - first, PLAN_STATES);
+    nbl_state_head head = nbl_state_empty(0.0f);
+    if (threadIdx.x < count) {
+        const float4 four = *(const float4 *)(const void *)(states + (uint64_t)threadIdx.x * p.state_floats);
+        head = {four.x, four.y, four.z, 0.0f};
+    }
+    float parts[BATCH][V];
+    read_states<V, BATCH>(p, states, count, parts);
+    __syncthreads(); /* the steps before are taken */
+    plan_steps(head, total->sum == 0.0f ? -INFINITY : total->base, m->steps, m->warp_most);
+#pragma unroll 1
+    for (uint32_t at = 0; at < count; at += BATCH) {
+        float next[BATCH][V];
+        const uint32_t left = count - at;
+        read_states<V, BATCH>(p, states + (uint64_t)(at + BATCH) * p.state_floats, left > BATCH ? left - BATCH : 0u, next);
+#pragma unroll
+        for (uint32_t k = 0; k < BATCH; ++k) { /* steps past the count are empty */
+            if (p.state_head.data != NULL && k < left) {
+                finish_state(&p, first + at + k, row.token, row.head, m->steps[at + k].head, parts[k]);
+            }
+            take_step<V>(m->steps[at + k], parts[k], total, o);
+#pragma unroll
+            for (uint32_t i = 0; i < V; ++i) {
+                parts[k][i] = next[k][i];
+            }
+        }
+    }
+}
+
+/* The block's row; false if it belongs to a bad sequence, or to none. What prepare wrote may be read before the wait:
+ * the kernel before this one has waited for it. */
+static __device__ bool read_row(const attend_params &p, fold_row &row)
+{
+    row.index = blockIdx.x;
+    row.token = row.index / p.q_heads;
+    row.head = row.index % p.q_heads;
+    const cuda_query query = p.queries[row.index];
+    const cuda_sequence sequence = p.sequences[query.sequence];
+    row.live = cuda_live_chunks(&p, sequence.kv_len);
+    row.offset = query.offset;
+    return row.token - (uint32_t)sequence.q_first < (uint32_t)sequence.q_len;
+}
+
+template <uint32_t V, uint32_t BATCH>
 static __global__ void __launch_bounds__(FINISH_THREADS) fold_kernel(const __grid_constant__ attend_params p)
 {
     __shared__ float shared[V * FINISH_THREADS];
-    __shared__ fold_step steps[batch<V>::states];
-    uint32_t row = blockIdx.x;
-    uint32_t token = row / p.q_heads;
-    uint32_t q_head = row % p.q_heads;
+    __shared__ fold_memory m;
+    fold_row row;
+    const bool good = read_row(p, row);
     ptx_grid_wait();
-    cuda_query query = p.queries[row];
-    cuda_sequence sequence = p.sequences[query.sequence];
-    uint32_t place = token - (uint32_t)sequence.q_first;
-    if (place >= (uint32_t)sequence.q_len) { /* a row of a bad sequence, or of none */
+    ptx_grid_release();
+    if (!good) {
         return;
     }
-    uint32_t live = cuda_live_chunks(&p, sequence.kv_len);
-    nbl_state_head total = nbl_state_empty(query.offset);
+    nbl_state_head total = nbl_state_empty(row.offset);
     float o[V] = {};
     if (p.split) {
-        merge_chunks(p, row, token, q_head, live, steps, &total, o);
-        finish_row(finish_target_of(&p, token, q_head), total, o, shared);
+        for (uint32_t first = 0; first < row.live; first += PLAN_STATES) {
+            merge_states<V, BATCH>(p, row, first, &m, &total, o);
+        }
+        finish_row(finish_target_of(&p, row.token, row.head), total, o, shared);
     }
     if (p.state_head.data != NULL) {
         float zeros[V] = {};
-        for (uint32_t n = live; n < p.state_count; ++n) {
-            finish_state(&p, n, token, q_head, nbl_state_empty(query.offset), zeros);
+        for (uint32_t n = row.live; n < p.state_count; ++n) {
+            finish_state(&p, n, row.token, row.head, nbl_state_empty(row.offset), zeros);
         }
     }
+}
+
+/* Few chunks: few registers, so that all rows of a large batch are at work. */
+template <uint32_t V, uint32_t MANY> static cudaError_t launch(const attend_params *p, cudaStream_t stream)
+{
+    const dim3 grid(p->q_tokens * p->q_heads);
+    constexpr uint32_t few = 8u / V > 0 ? 8u / V : 1u;
+    return p->chunks <= few ? launch_after(fold_kernel<V, few>, grid, FINISH_THREADS, 0, stream, p)
+                            : launch_after(fold_kernel<V, MANY>, grid, FINISH_THREADS, 0, stream, p);
 }
 
 extern "C" cudaError_t nbl_cuda_attend_fold(const attend_params *p, cudaStream_t stream)
@@ -140,12 +188,8 @@ extern "C" cudaError_t nbl_cuda_attend_fold(const attend_params *p, cudaStream_t
     if (!p->split && p->state_head.data == NULL) {
         return cudaSuccess;
     }
-    dim3 grid(p->q_tokens * p->q_heads);
     if (p->v_dim <= FINISH_THREADS) {
-        return launch_after(fold_kernel<1>, grid, FINISH_THREADS, 0, stream, p);
+        return launch<1, 32>(p, stream);
     }
-    if (p->v_dim <= 2u * FINISH_THREADS) {
-        return launch_after(fold_kernel<2>, grid, FINISH_THREADS, 0, stream, p);
-    }
-    return launch_after(fold_kernel<4>, grid, FINISH_THREADS, 0, stream, p);
+    return p->v_dim <= 2u * FINISH_THREADS ? launch<2, 16>(p, stream) : launch<4, 8>(p, stream);
 }

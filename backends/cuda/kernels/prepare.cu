@@ -8,6 +8,7 @@
  */
 #include "../attend.h"
 #include "../ptx/ptx.cuh"
+#include "../tile/launch.cuh"
 #include "../tile/query16.cuh"
 #include "../tile/sequence_check.cuh"
 #include "exp2grid.h"
@@ -171,6 +172,7 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_PROCESSOR)
     prepare_kernel(const __grid_constant__ attend_params p)
 {
     __shared__ uint32_t slots[VECTORS_MAX];
+    ptx_grid_wait();
     ptx_grid_release();
     if (blockIdx.x < p.batch) {
         check_sequence(p, blockIdx.x);
@@ -183,8 +185,8 @@ extern "C" cudaError_t nbl_cuda_attend_prepare(const attend_params *p, cudaStrea
 {
     uint64_t vectors = THREADS * BLOCK16 / p->k_dim_padded * ROWS_PER_TEAM;
     uint64_t rows = (uint64_t)p->q_tokens * p->q_heads;
-    prepare_kernel<<<(uint32_t)(p->batch + (rows + vectors - 1u) / vectors), THREADS, 0, stream>>>(*p);
-    return cudaGetLastError();
+    const dim3 grid((uint32_t)(p->batch + (rows + vectors - 1u) / vectors));
+    return launch_after(prepare_kernel, grid, THREADS, 0, stream, p);
 }
 
 extern "C" cudaError_t nbl_cuda_probe(void)
