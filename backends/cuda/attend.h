@@ -173,7 +173,6 @@ typedef struct attend_params {
     uint32_t v_fp16;     /**< the same of P and V */
     uint32_t tile_pages; /**< a tile is so many pages, */
     uint32_t tile_rest;  /**< and so many tokens more */
-    uint32_t cluster_blocks; /**< of a cluster, where there are clusters */
     uint32_t reserved;
 } attend_params;
 

@@ -358,8 +358,8 @@ __global__ void __launch_bounds__(32, shape<D, RPL>::warps) decode_kernel(const 
     __shared__ __align__(128) warp_memory<D, RPL> m;
     const uint32_t lane = threadIdx.x;
     unit u;
-    ptx_grid_wait();
     ptx_grid_release();
+    ptx_grid_wait();
     if (!load_unit(p, blockIdx.x, u)) {
         return;
     }

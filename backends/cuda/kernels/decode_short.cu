@@ -38,6 +38,9 @@ namespace
 {
 
 constexpr uint32_t CLUSTER_MAX = 8;
+constexpr uint32_t TILES_PER_PROCESSOR = 16; /* beyond that the decode kernel is faster */
+constexpr uint32_t ROWS_MAX = 8; /* of a kv head of a sequence */
+constexpr uint32_t ROW_BYTES = 128;
 constexpr uint32_t CLASSES = NBL_PARTIAL_SUMS; /* lanes of a row in the softmax; a lane has tokens j mod 16 */
 constexpr uint32_t CLASS_TOKENS = CUDA_TILE_TOKENS / CLASSES;
 constexpr uint32_t TILE_WARPS = GROUPS;
@@ -56,10 +59,10 @@ struct tile_row {
     float rescale; /* of what came before */
 };
 
-/* A tile in shared memory. */
+/* A tile in shared memory; codes come after it, but for those of K where all are 4-bit: they lie in the ring. */
 template <int D, int RPL> struct alignas(128) tile_memory : warp_memory<D, RPL> {
     static constexpr uint32_t rows = 4u * RPL;
-    alignas(128) uint8_t codes[2][GROUPS][GROUP * D]; /* of K and V; 4-bit groups take half of their place */
+    static_assert(sizeof(warp_memory<D, RPL>::ring) >= GROUPS * GROUP * D / 2u, "K fits");
     float logit[rows][CUDA_TILE_TOKENS]; /* float(I) * 2^ek */
     float most[rows][GROUPS];            /* largest z */
     uint8_t weight[rows][CUDA_TILE_TOKENS];
@@ -67,21 +70,41 @@ template <int D, int RPL> struct alignas(128) tile_memory : warp_memory<D, RPL> 
     int32_t sums[rows][D + 16]; /* A; a row more than D apart for the banks */
 };
 
+/* How the blocks of a call are laid out. */
+struct short_plan {
+    uint32_t blocks;     /* of a cluster */
+    uint32_t tiles_log2; /* of a block */
+    uint32_t stride;     /* bytes from tile to tile */
+    uint32_t at[2];      /* codes of K and V from the beginning of their tile */
+    uint32_t group[2];   /* bytes of a group of K, of V */
+};
+
+/* The tiles of a block. */
+template <int D, int RPL> struct tile_array {
+    uint8_t *first;
+    uint32_t stride;
+    __device__ __forceinline__ tile_memory<D, RPL> &operator[](uint32_t i) const
+    {
+        return *reinterpret_cast<tile_memory<D, RPL> *>(first + i * stride);
+    }
+};
+
 /* A block's share of the query rows, all of them. */
 struct row_memory {
-    float scale[CUDA_DECODE_ROWS_MAX];
-    float offset[CUDA_DECODE_ROWS_MAX];
-    int32_t bias[CUDA_DECODE_ROWS_MAX];
+    float scale[ROWS_MAX];
+    float offset[ROWS_MAX];
+    int32_t bias[ROWS_MAX];
     uint32_t good; /* no bad page among the block's */
 };
+static_assert(sizeof(row_memory) <= ROW_BYTES, "before the tiles");
 
 /* A warp's place and its sequence. */
 struct place {
     uint32_t sequence;
     uint32_t kv_head;
-    uint32_t rank;   /* of the block */
-    uint32_t blocks; /* of the cluster */
-    uint32_t tiles;  /* of a block */
+    uint32_t rank;       /* of the block */
+    uint32_t blocks;     /* of the cluster */
+    uint32_t tiles_log2; /* of a block */
     uint32_t local;  /* the warp's tile in the block, */
     uint32_t tile;   /* in the sequence */
     uint32_t group;
@@ -91,6 +114,17 @@ struct place {
     uint32_t rows;
     uint32_t start; /* first token of the warp's group */
 };
+
+/* Block of a tile of the sequence, and place in it. */
+PTX_FN uint32_t block_of(const place &w, uint32_t tile)
+{
+    return tile >> w.tiles_log2;
+}
+
+PTX_FN uint32_t local_of(const place &w, uint32_t tile)
+{
+    return tile & ((1u << w.tiles_log2) - 1u);
+}
 
 PTX_FN uint64_t token_of(const attend_params &p, const place &w, uint32_t row)
 {
@@ -116,6 +150,13 @@ template <int RPL> PTX_FN uint32_t lane_row(uint32_t t, int i)
 }
 
 /* ---------------------------------------------------------------------------------------------- loading */
+
+/* Where the codes of one kind of the warp's group lie. */
+template <int D, int RPL>
+PTX_FN const uint8_t *codes_at(const short_plan &plan, const tile_memory<D, RPL> &m, const place &w, uint32_t kind)
+{
+    return &m.ring[0][0] + plan.at[kind] + w.group * plan.group[kind];
+}
 
 /* Codes of one kind of the warp's group. */
 template <int D> PTX_FN void ask_codes(uint32_t to, uint64_t from, uint32_t kind, uint32_t format, uint32_t lane)
@@ -144,24 +185,24 @@ template <int D> PTX_FN void ask_scales(uint32_t to, uint64_t from, uint32_t pla
 
 /* Asks for the warp's group in two steps: K and all scales, then V. */
 template <int D, int RPL>
-PTX_FN void ask_group(const attend_params &p, const place &w, tile_memory<D, RPL> &m, const cuda_region &r, uint32_t page,
-                      uint32_t lane)
+PTX_FN void ask_group(const attend_params &p, const short_plan &plan, const place &w, tile_memory<D, RPL> &m,
+                      const cuda_region &r, uint32_t page, uint32_t lane)
 {
     const uint32_t offset = w.start % p.pages.page_tokens;
     const uint64_t index = page - r.first_page;
     const uint64_t codes = (uint64_t)r.codes + index * r.code_page_stride;
     const uint64_t scales = (uint64_t)r.scales + index * r.scale_page_stride + offset;
-    const uint32_t to = w.group * GROUP;
-    ask_scales<D>(ptx_shared_address(&m.raw[0][0][to]), scales + (uint64_t)w.kv_head * r.k_scale_head_bytes,
+    const uint32_t first = w.group * GROUP;
+    ask_scales<D>(ptx_shared_address(&m.raw[0][0][first]), scales + (uint64_t)w.kv_head * r.k_scale_head_bytes,
                   planes_of<D>(r.k_format), p.pages.page_tokens, lane);
-    ask_scales<D>(ptx_shared_address(&m.raw[1][0][to]),
+    ask_scales<D>(ptx_shared_address(&m.raw[1][0][first]),
                   scales + r.v_scale_offset + (uint64_t)w.kv_head * r.v_scale_head_bytes, planes_of<D>(r.v_format),
                   p.pages.page_tokens, lane);
-    ask_codes<D>(ptx_shared_address(m.codes[0][w.group]),
+    ask_codes<D>(ptx_shared_address(codes_at(plan, m, w, 0)),
                  codes + (uint64_t)w.kv_head * r.k_code_head_bytes + offset * (r.k_format == NBL_INT8 ? D : D / 2u), 0,
                  r.k_format, lane);
     ptx_cp_async_commit();
-    ask_codes<D>(ptx_shared_address(m.codes[1][w.group]),
+    ask_codes<D>(ptx_shared_address(codes_at(plan, m, w, 1)),
                  codes + r.v_code_offset + (uint64_t)w.kv_head * r.v_code_head_bytes +
                      offset * (r.v_format == NBL_INT8 ? D : D / 2u),
                  1, r.v_format, lane);
@@ -172,7 +213,7 @@ PTX_FN void ask_group(const attend_params &p, const place &w, tile_memory<D, RPL
 
 /* Canonical rows to every tile of the block, by the first warps; a team of D/16 lanes per row. */
 template <int D, int RPL>
-PTX_FN void make_queries(const attend_params &p, const place &w, row_memory &rows, tile_memory<D, RPL> *tiles,
+PTX_FN void make_queries(const attend_params &p, const place &w, row_memory &rows, const tile_array<D, RPL> &tiles,
                          uint32_t warp, uint32_t lane)
 {
     constexpr uint32_t team = D / BLOCK16, warp_rows = 32u / team;
@@ -193,7 +234,7 @@ PTX_FN void make_queries(const attend_params &p, const place &w, row_memory &row
     if (row >= 4u * RPL) {
         return;
     }
-    for (uint32_t i = 0; i < w.tiles; ++i) { /* two parts of 8 codes: k-step b / 2, t = 2 * (b % 2) and the next */
+    for (uint32_t i = 0; i < 1u << w.tiles_log2; ++i) { /* two parts of 8 codes: k-step b / 2, t = 2 * (b % 2) and the next */
         *reinterpret_cast<uint4 *>(&tiles[i].q[b / 2u][4u * row + b % 2u * 2u]) =
             make_uint4(q.words[0], q.words[1], q.words[2], q.words[3]);
     }
@@ -209,14 +250,14 @@ PTX_FN void make_queries(const attend_params &p, const place &w, row_memory &row
 /* Logits of the warp's 32 tokens, and the largest z of each row. Tokens that no one sees may hold anything. */
 template <int D, int RPL>
 PTX_FN void make_logits(const attend_params &p, const place &w, const row_memory &rows, tile_memory<D, RPL> &m,
-                        const cuda_region &r, uint32_t lane)
+                        const uint8_t *codes, const cuda_region &r, uint32_t lane)
 {
     const uint32_t g = lane / 4u, t = lane % 4u, first = w.group * GROUP;
     const uint32_t quad = w.group * (GROUP / 4u) + lane % (GROUP / 4u);
     prepare_scales<D, RPL>(m, r.k_format, r.v_format, w.kv_len - (int32_t)(w.tile * CUDA_TILE_TOKENS + 4u * quad), quad);
     const int32_t bias[2] = {rows.bias[lane_row<RPL>(t, 0)], rows.bias[lane_row<RPL>(t, RPL - 1)]};
     int32_t s[2][4];
-    k_group<D, RPL>(m, m.codes[0][w.group], r.k_format, w.group, lane, bias, s);
+    k_group<D, RPL>(m, codes, r.k_format, w.group, lane, bias, s);
 #pragma unroll
     for (int i = 0; i < RPL; ++i) {
         const uint32_t row = lane_row<RPL>(t, i);
@@ -243,14 +284,14 @@ PTX_FN void make_logits(const attend_params &p, const place &w, const row_memory
 
 /* P V of the warp's 32 tokens. */
 template <int D, int RPL>
-PTX_FN void add_values(const place &w, tile_memory<D, RPL> &m, uint32_t format, uint32_t lane)
+PTX_FN void add_values(const place &w, tile_memory<D, RPL> &m, const uint8_t *codes, uint32_t format, uint32_t lane)
 {
     const uint32_t g = lane / 4u, t = lane % 4u;
     const uint8_t *from = &m.weight[RPL == 1 ? g / 2u : g][w.group * GROUP + 4u * t];
     const uint32_t weights[2] = {*reinterpret_cast<const uint32_t *>(from),
                                  *reinterpret_cast<const uint32_t *>(from + 16)};
     int32_t acc[RPL][D / 16][4] = {};
-    v_group<D, RPL>(m, m.codes[1][w.group], format, w.group, lane, weights, 0xf0f0f0f0u, acc);
+    v_group<D, RPL>(m, codes, format, w.group, lane, weights, 0xf0f0f0f0u, acc);
 #pragma unroll
     for (int n = 0; n < D / 16; ++n) {
 #pragma unroll
@@ -307,12 +348,12 @@ PTX_FN float class_logits(const class_tokens &c, float scale, float base, float 
 
 /* Reads them from a tile of the cluster; `tile` is its place in the sequence. */
 template <int D, int RPL>
-PTX_FN void read_class(const place &w, tile_memory<D, RPL> *tiles, uint32_t tile, uint32_t row, uint32_t j,
+PTX_FN void read_class(const place &w, const tile_array<D, RPL> &tiles, uint32_t tile, uint32_t row, uint32_t j,
                        const visible_range &range, class_tokens &c)
 {
-    const tile_memory<D, RPL> &m = tiles[tile % w.tiles];
-    const uint32_t x = ptx_cluster_map(ptx_shared_address(&m.logit[row][j]), tile / w.tiles);
-    const uint32_t grid = ptx_cluster_map(ptx_shared_address(&m.v_grid[j]), tile / w.tiles);
+    const tile_memory<D, RPL> &m = tiles[local_of(w, tile)];
+    const uint32_t x = ptx_cluster_map(ptx_shared_address(&m.logit[row][j]), block_of(w, tile));
+    const uint32_t grid = ptx_cluster_map(ptx_shared_address(&m.v_grid[j]), block_of(w, tile));
     c.visible = 0;
 #pragma unroll
     for (uint32_t n = 0; n < CLASS_TOKENS; ++n) {
@@ -325,21 +366,21 @@ PTX_FN void read_class(const place &w, tile_memory<D, RPL> *tiles, uint32_t tile
 
 /* Largest z of a row in tile j % 8 of the chunk. */
 template <int D, int RPL>
-PTX_FN float chunk_most(const place &w, tile_memory<D, RPL> *tiles, uint32_t row, uint32_t j)
+PTX_FN float chunk_most(const place &w, const tile_array<D, RPL> &tiles, uint32_t row, uint32_t j)
 {
     const uint32_t tile = w.tile / CUDA_CHUNK_TILES * CUDA_CHUNK_TILES + j % CUDA_CHUNK_TILES;
-    if (tile >= w.tiles * w.blocks) {
+    if (tile >= (w.blocks << w.tiles_log2)) {
         return -INFINITY;
     }
     const uint4 four = ptx_cluster_load_16(
-        ptx_cluster_map(ptx_shared_address(tiles[tile % w.tiles].most[row]), tile / w.tiles));
+        ptx_cluster_map(ptx_shared_address(tiles[local_of(w, tile)].most[row]), block_of(w, tile)));
     return fmaxf(fmaxf(nbl_float_of(four.x), nbl_float_of(four.y)), fmaxf(nbl_float_of(four.z), nbl_float_of(four.w)));
 }
 
 /* Base of the row before the warp's tile (NUM 5.4); -inf if no tile before it takes part. `z` is chunk_most of the
  * lane. */
 template <int D, int RPL>
-PTX_FN float base_before(const place &w, tile_memory<D, RPL> *tiles, uint32_t row, uint32_t lane, float scale,
+PTX_FN float base_before(const place &w, const tile_array<D, RPL> &tiles, uint32_t row, uint32_t lane, float scale,
                          const visible_range &range, float z)
 {
     const uint32_t index = w.tile % CUDA_CHUNK_TILES, row_lane = lane & CLASSES;
@@ -380,7 +421,7 @@ PTX_FN float class_weights(const class_tokens &c, const float (&t)[CLASS_TOKENS]
 
 /* Softmax of the warp's rows in its tile. With four rows a tile both halves of the warp do the same one. */
 template <int D, int RPL>
-PTX_FN void softmax(const attend_params &p, const place &w, const row_memory &rows, tile_memory<D, RPL> *tiles,
+PTX_FN void softmax(const attend_params &p, const place &w, const row_memory &rows, const tile_array<D, RPL> &tiles,
                     uint32_t lane)
 {
     const uint32_t j = lane % CLASSES;
@@ -428,14 +469,14 @@ template <int E> struct row_total {
 
 /* Tiles of chunk n in order (NUM 5.4). `mine` is the row in tile `lane`. */
 template <int D, int RPL, int E>
-PTX_FN void combine_tiles(const place &w, tile_memory<D, RPL> *tiles, uint32_t n, uint32_t row, uint32_t lane,
+PTX_FN void combine_tiles(const place &w, const tile_array<D, RPL> &tiles, uint32_t n, uint32_t row, uint32_t lane,
                           const float4 &mine, row_total<E> &chunk)
 {
     int4 a[CUDA_CHUNK_TILES][(E + 3) / 4];
 #pragma unroll
     for (uint32_t k = 0; k < CUDA_CHUNK_TILES; ++k) {
-        const uint32_t tile = min(n * CUDA_CHUNK_TILES + k, w.tiles * w.blocks - 1u);
-        const uint32_t at = ptx_cluster_map(ptx_shared_address(&tiles[tile % w.tiles].sums[row][E * lane]), tile / w.tiles);
+        const uint32_t tile = min(n * CUDA_CHUNK_TILES + k, (w.blocks << w.tiles_log2) - 1u);
+        const uint32_t at = ptx_cluster_map(ptx_shared_address(&tiles[local_of(w, tile)].sums[row][E * lane]), block_of(w, tile));
 #pragma unroll
         for (uint32_t i = 0; i < (E + 3) / 4; ++i) {
             if (E >= 4) {
@@ -466,12 +507,12 @@ PTX_FN void combine_tiles(const place &w, tile_memory<D, RPL> *tiles, uint32_t n
 
 /* Chunks of a row in order (NUM 5.6). */
 template <int D, int RPL, int E>
-PTX_FN void combine_chunks(const place &w, tile_memory<D, RPL> *tiles, uint32_t row, uint32_t lane, row_total<E> &total)
+PTX_FN void combine_chunks(const place &w, const tile_array<D, RPL> &tiles, uint32_t row, uint32_t lane, row_total<E> &total)
 {
     float4 mine = make_float4(0.0f, 0.0f, -INFINITY, 1.0f);
-    if (lane < w.tiles * w.blocks) {
+    if (lane < (w.blocks << w.tiles_log2)) {
         const uint4 four =
-            ptx_cluster_load_16(ptx_cluster_map(ptx_shared_address(&tiles[lane % w.tiles].row[row]), lane / w.tiles));
+            ptx_cluster_load_16(ptx_cluster_map(ptx_shared_address(&tiles[local_of(w, lane)].row[row]), block_of(w, lane)));
         mine = make_float4(nbl_float_of(four.x), nbl_float_of(four.y), nbl_float_of(four.z), nbl_float_of(four.w));
     }
     const uint32_t chunks = ((uint32_t)w.kv_len + NBL_CHUNK_TOKENS - 1u) / NBL_CHUNK_TOKENS;
@@ -543,11 +584,11 @@ PTX_FN void finish(const attend_params &p, uint32_t token, uint32_t head, uint32
 
 /* Rows go round the blocks, then their warps. */
 template <int D, int RPL>
-PTX_FN void combine(const attend_params &p, const place &w, const row_memory &rows, tile_memory<D, RPL> *tiles,
+PTX_FN void combine(const attend_params &p, const place &w, const row_memory &rows, const tile_array<D, RPL> &tiles,
                     uint32_t warp, uint32_t lane)
 {
     constexpr int E = D / 32;
-    for (uint32_t row = w.rank + w.blocks * warp; row < w.rows; row += w.blocks * TILE_WARPS * w.tiles) {
+    for (uint32_t row = w.rank + w.blocks * warp; row < w.rows; row += (w.blocks * TILE_WARPS << w.tiles_log2)) {
         const uint32_t from = ptx_cluster_map(ptx_shared_address(&rows.good), lane % w.blocks);
         if (!__all_sync(FULL_WARP, ptx_cluster_load_4(from) != 0)) {
             return;
@@ -560,18 +601,18 @@ PTX_FN void combine(const attend_params &p, const place &w, const row_memory &ro
 
 /* ---------------------------------------------------------------------------------------------- kernel */
 
-PTX_FN place place_of_warp(const attend_params &p, uint32_t blocks)
+PTX_FN place place_of_warp(const attend_params &p, const short_plan &plan)
 {
     place w;
-    const uint32_t unit = blockIdx.x / blocks, warp = threadIdx.x / 32u;
-    w.blocks = blocks;
-    w.rank = blockIdx.x % blocks;
+    const uint32_t unit = blockIdx.x / plan.blocks, warp = threadIdx.x / 32u;
+    w.blocks = plan.blocks;
+    w.rank = blockIdx.x % plan.blocks;
     w.kv_head = unit % p.kv_heads;
     w.sequence = unit / p.kv_heads;
-    w.tiles = blockDim.x / TILE_THREADS;
+    w.tiles_log2 = plan.tiles_log2;
     w.local = warp / TILE_WARPS;
     w.group = warp % TILE_WARPS;
-    w.tile = w.rank * w.tiles + w.local;
+    w.tile = (w.rank << w.tiles_log2) + w.local;
     w.start = w.tile * CUDA_TILE_TOKENS + w.group * GROUP;
     return w;
 }
@@ -592,20 +633,21 @@ PTX_FN bool read_sequence(const attend_params &p, place &w)
 }
 
 template <int D, int RPL>
-__global__ void __launch_bounds__(most<D, RPL>::tiles *TILE_THREADS) short_kernel(const __grid_constant__ attend_params p)
+__global__ void __launch_bounds__(most<D, RPL>::tiles * TILE_THREADS, 1) 
+    short_kernel(const __grid_constant__ attend_params p, const __grid_constant__ short_plan plan)
 {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) uint4 dynamic[];
     row_memory &rows = *(row_memory *)(void *)dynamic;
-    tile_memory<D, RPL> *tiles = (tile_memory<D, RPL> *)(void *)((uint8_t *)dynamic + 128);
+    const tile_array<D, RPL> tiles = {(uint8_t *)dynamic + ROW_BYTES, plan.stride};
     const uint32_t lane = threadIdx.x % 32u, warp = threadIdx.x / 32u;
-    place w = place_of_warp(p, p.cluster_blocks);
+    place w = place_of_warp(p, plan);
     tile_memory<D, RPL> &m = tiles[w.local];
     for (uint32_t i = threadIdx.x % TILE_THREADS; i < sizeof m.sums / 4u; i += TILE_THREADS) {
         (&m.sums[0][0])[i] = 0;
     }
-    ptx_grid_wait();
     ptx_grid_release();
+    ptx_grid_wait();
     const uint32_t entry = w.start / p.pages.page_tokens;
     const int32_t page = entry < p.page_table_stride
                              ? p.page_table[(uint64_t)w.sequence * p.page_table_stride + entry]
@@ -618,7 +660,7 @@ __global__ void __launch_bounds__(most<D, RPL>::tiles *TILE_THREADS) short_kerne
     const bool works = has_tokens && good && w.rows > 0;
     const cuda_region &region = p.pages.regions[works ? region_of(p.pages, (uint32_t)page) : 0u];
     if (works) {
-        ask_group<D, RPL>(p, w, m, region, (uint32_t)page, lane);
+        ask_group<D, RPL>(p, plan, w, m, region, (uint32_t)page, lane);
     }
     make_queries<D, RPL>(p, w, rows, tiles, warp, lane);
     const bool all_good = __syncthreads_and(good) != 0;
@@ -628,7 +670,7 @@ __global__ void __launch_bounds__(most<D, RPL>::tiles *TILE_THREADS) short_kerne
     if (works) {
         ptx_cp_async_wait<1>();
         __syncwarp();
-        make_logits<D, RPL>(p, w, rows, m, region, lane);
+        make_logits<D, RPL>(p, w, rows, m, codes_at(plan, m, w, 0), region, lane);
     } else if (lane < 4u * RPL) {
         m.most[lane][w.group] = -INFINITY;
     }
@@ -639,7 +681,7 @@ __global__ void __launch_bounds__(most<D, RPL>::tiles *TILE_THREADS) short_kerne
     if (works) {
         ptx_cp_async_wait<0>();
         __syncwarp();
-        add_values<D, RPL>(w, m, region.v_format, lane);
+        add_values<D, RPL>(w, m, codes_at(plan, m, w, 1), region.v_format, lane);
     }
     ptx_cluster_arrive();
     ptx_cluster_wait();
@@ -649,51 +691,90 @@ __global__ void __launch_bounds__(most<D, RPL>::tiles *TILE_THREADS) short_kerne
 #endif
 }
 
-uint32_t power_of_two_from(uint32_t n)
-{
-    uint32_t power = 1;
-    while (power < n) {
-        power *= 2u;
-    }
-    return power;
-}
-
 uint32_t tiles_of(const attend_params *p)
 {
     return (p->kv_len_max + CUDA_TILE_TOKENS - 1u) / CUDA_TILE_TOKENS;
 }
 
-/* Tiles of a block: as few as a cluster allows. */
-uint32_t block_tiles(const attend_params *p)
+/* Whether some region has int8 K (0), V (1). */
+uint32_t has_int8(const attend_params *p, uint32_t kind)
 {
-    return power_of_two_from((tiles_of(p) + CLUSTER_MAX - 1u) / CLUSTER_MAX);
+    uint32_t any = 0;
+    for (uint32_t i = 0; i < p->pages.region_count; ++i) {
+        const cuda_region *r = &p->pages.regions[i];
+        any |= (kind == 0 ? r->k_format : r->v_format) == NBL_INT8;
+    }
+    return any;
+}
+
+/* As few tiles a block as a cluster allows. */
+template <int D, int RPL> short_plan plan_of(const attend_params *p)
+{
+    short_plan plan = {};
+    while (tiles_of(p) > CLUSTER_MAX << plan.tiles_log2) {
+        plan.tiles_log2++;
+    }
+    plan.blocks = 1;
+    while (tiles_of(p) > plan.blocks << plan.tiles_log2) {
+        plan.blocks *= 2u;
+    }
+    plan.stride = sizeof(tile_memory<D, RPL>);
+    for (uint32_t kind = 0; kind < 2u; ++kind) {
+        const uint32_t wide = has_int8(p, kind), bytes = GROUP * D / 2u * (wide + 1u);
+        plan.group[kind] = bytes;
+        if (kind == 1u || wide) {
+            plan.at[kind] = plan.stride;
+            plan.stride += GROUPS * bytes;
+        }
+    }
+    return plan;
+}
+
+template <int D, int RPL> uint32_t bytes_of(const short_plan &plan)
+{
+    return ROW_BYTES + (plan.stride << plan.tiles_log2);
+}
+
+/* Largest shared memory of a block that any call needs. */
+template <int D, int RPL> constexpr uint32_t bytes_most()
+{
+    return ROW_BYTES + most<D, RPL>::tiles * (sizeof(tile_memory<D, RPL>) + 2u * CUDA_TILE_TOKENS * D);
+}
+
+template <int D, int RPL> int fits(const attend_params *p)
+{
+    static_assert(bytes_most<D, RPL>() <= 227u * 1024u, "a block of sm_90 has no more");
+    const short_plan plan = plan_of<D, RPL>(p);
+    return 1u << plan.tiles_log2 <= most<D, RPL>::tiles && bytes_of<D, RPL>(plan) <= p->shared_bytes;
 }
 
 template <int D, int RPL> cudaError_t launch(const attend_params *p, cudaStream_t stream)
 {
-    const uint32_t tiles = block_tiles(p);
-    const size_t bytes = 128u + tiles * sizeof(tile_memory<D, RPL>);
-    attend_params q = *p;
-    q.cluster_blocks = power_of_two_from((tiles_of(p) + tiles - 1u) / tiles);
+    const short_plan plan = plan_of<D, RPL>(p);
+    const uint32_t bytes = bytes_of<D, RPL>(plan);
     cudaError_t error =
         cudaFuncSetAttribute(short_kernel<D, RPL>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     return error != cudaSuccess ? error
-                                : launch_clusters(short_kernel<D, RPL>, dim3(p->batch * p->kv_heads * q.cluster_blocks),
-                                                  tiles * TILE_THREADS, bytes, q.cluster_blocks, stream, &q);
+                                : launch_clusters(short_kernel<D, RPL>, dim3(p->batch * p->kv_heads * plan.blocks),
+                                                  TILE_THREADS << plan.tiles_log2, bytes, plan.blocks, stream, p, plan);
 }
 
 } // namespace
 
 extern "C" int nbl_cuda_short_supports(const attend_params *p)
 {
-    const uint32_t tiles = tiles_of(p);
-    const int few = p->q_len_max * p->group_rows <= 4u;
-    const uint32_t most_tiles = CLUSTER_MAX * (few && p->k_dim <= 128u ? 4u : 2u);
-    if (p->capability < 90u || p->state_head.data != NULL || p->first_chunk != 0 || p->range_end != UINT32_MAX ||
-        p->range_begin != 0 || tiles == 0 || tiles > most_tiles) {
+    const uint64_t units = (uint64_t)p->batch * p->kv_heads;
+    if (p->capability < 90u || p->state_head.data != NULL || p->range_begin != 0 || p->range_end != UINT32_MAX ||
+        tiles_of(p) == 0 || units * tiles_of(p) > TILES_PER_PROCESSOR * (uint64_t)p->processors ||
+        !nbl_cuda_decode_supports(p)) {
         return 0;
     }
-    return (uint64_t)p->batch * p->kv_heads * tiles <= 16u * p->processors && nbl_cuda_decode_supports(p);
+    const int few = p->q_len_max * p->group_rows <= 4u;
+    switch (p->k_dim) {
+    case 64: return few ? fits<64, 1>(p) : fits<64, 2>(p);
+    case 128: return few ? fits<128, 1>(p) : fits<128, 2>(p);
+    default: return few ? fits<256, 1>(p) : fits<256, 2>(p);
+    }
 }
 
 extern "C" cudaError_t nbl_cuda_attend_short(const attend_params *p, cudaStream_t stream)

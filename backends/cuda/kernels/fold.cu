@@ -9,8 +9,12 @@
 #include "../tile/finish.cuh"
 #include "../tile/launch.cuh"
 
-/* Most states that are planned at once, a thread for each. */
-constexpr uint32_t PLAN_STATES = FINISH_THREADS;
+/* States of a row that are brought to shared memory and planned at once, a thread for each. All their bytes are on their
+ * way together: a row of many chunks would be bound by latency. */
+template <uint32_t V> struct batch {
+    static constexpr uint32_t states = FINISH_THREADS / V;
+};
+
 constexpr uint32_t PLAN_WARPS = FINISH_THREADS / 32u;
 
 /* How a state joins the total of those before it: factors of NUM 5.6 worked out ahead of the sums. */
@@ -69,24 +73,9 @@ static __device__ void take_step(const fold_step &s, const float (&part)[V], nbl
 
 /* What a block plans with. */
 struct fold_memory {
-    fold_step steps[PLAN_STATES];
+    fold_step steps[FINISH_THREADS];
     float warp_most[PLAN_WARPS];
 };
-
-/* The thread's elements of BATCH states from `states` on, of which `count` are there. */
-template <uint32_t V, uint32_t BATCH>
-static __device__ void read_states(const attend_params &p, const float *states, uint32_t count, float (&parts)[BATCH][V])
-{
-#pragma unroll
-    for (uint32_t k = 0; k < BATCH; ++k) {
-#pragma unroll
-        for (uint32_t i = 0; i < V; ++i) {
-            const uint32_t d = threadIdx.x + i * FINISH_THREADS;
-            parts[k][i] =
-                k < count && d < p.v_dim ? states[(uint64_t)k * p.state_floats + CUDA_STATE_HEAD_FLOATS + d] : 0.0f;
-        }
-    }
-}
 
 /* A row of the fold. */
 struct fold_row {
@@ -97,43 +86,50 @@ struct fold_row {
     float offset;
 };
 
-/* Merges up to 128 states from the first-th on. BATCH of them are on their way while those before are added. */
-template <uint32_t V, uint32_t BATCH>
-static __device__ void merge_states(const attend_params &p, const fold_row &row, uint32_t first, fold_memory *m,
-                                    nbl_state_head *total, float (&o)[V])
+/* Copies `count` states of the row, from the first-th on. They lie side by side. */
+static __device__ void copy_states(const attend_params &p, const fold_row &row, uint32_t first, uint32_t count, float *to)
 {
     const float *states = p.states + ((uint64_t)row.index * p.chunks + first) * p.state_floats;
-    const uint32_t count = min(row.live - first, PLAN_STATES);
-    nbl_state_head head = nbl_state_empty(0.0f);
-    if (threadIdx.x < count) {
-        const float4 four = *(const float4 *)(const void *)(states + (uint64_t)threadIdx.x * p.state_floats);
-        head = {four.x, four.y, four.z, 0.0f};
+    __syncthreads(); /* those before have been added */
+    for (uint32_t i = 4u * threadIdx.x; i < count * p.state_floats; i += 4u * FINISH_THREADS) {
+        ptx_cp_async_16(ptx_shared_address(to + i), states + i);
     }
-    float parts[BATCH][V];
-    read_states<V, BATCH>(p, states, count, parts);
-    __syncthreads(); /* the steps before are taken */
-    plan_steps(head, total->sum == 0.0f ? -INFINITY : total->base, m->steps, m->warp_most);
-#pragma unroll 1
-    for (uint32_t at = 0; at < count; at += BATCH) {
-        float next[BATCH][V];
-        const uint32_t left = count - at;
-        read_states<V, BATCH>(p, states + (uint64_t)(at + BATCH) * p.state_floats, left > BATCH ? left - BATCH : 0u, next);
-#pragma unroll
-        for (uint32_t k = 0; k < BATCH; ++k) { /* steps past the count are empty */
-            if (p.state_head.data != NULL && k < left) {
-                finish_state(&p, first + at + k, row.token, row.head, m->steps[at + k].head, parts[k]);
-            }
-            take_step<V>(m->steps[at + k], parts[k], total, o);
+    ptx_cp_async_commit();
+    ptx_cp_async_wait<0>();
+    __syncthreads();
+}
+
+/* Merges the live chunks of a row and hands each to the state tensors if they are wanted. */
+template <uint32_t V>
+static __device__ void merge_chunks(const attend_params &p, const fold_row &row, float *states, fold_memory *m,
+                                    nbl_state_head *total, float (&o)[V])
+{
+    for (uint32_t first = 0; first < row.live; first += batch<V>::states) {
+        const uint32_t count = min(row.live - first, batch<V>::states);
+        copy_states(p, row, first, count, states);
+        nbl_state_head head = nbl_state_empty(0.0f);
+        if (threadIdx.x < count) {
+            const float4 four = *(const float4 *)(const void *)(states + threadIdx.x * p.state_floats);
+            head = {four.x, four.y, four.z, 0.0f};
+        }
+        plan_steps(head, total->sum == 0.0f ? -INFINITY : total->base, m->steps, m->warp_most);
+#pragma unroll 4
+        for (uint32_t k = 0; k < count; ++k) {
+            float part[V];
 #pragma unroll
             for (uint32_t i = 0; i < V; ++i) {
-                parts[k][i] = next[k][i];
+                const uint32_t d = threadIdx.x + i * FINISH_THREADS;
+                part[i] = d < p.v_dim ? states[k * p.state_floats + CUDA_STATE_HEAD_FLOATS + d] : 0.0f;
             }
+            if (p.state_head.data != NULL) {
+                finish_state(&p, first + k, row.token, row.head, m->steps[k].head, part);
+            }
+            take_step<V>(m->steps[k], part, total, o);
         }
     }
 }
 
-/* The block's row; false if it belongs to a bad sequence, or to none. What prepare wrote may be read before the wait:
- * the kernel before this one has waited for it. */
+/* The block's row; false if it belongs to a bad sequence, or to none. */
 static __device__ bool read_row(const attend_params &p, fold_row &row)
 {
     row.index = blockIdx.x;
@@ -146,24 +142,22 @@ static __device__ bool read_row(const attend_params &p, fold_row &row)
     return row.token - (uint32_t)sequence.q_first < (uint32_t)sequence.q_len;
 }
 
-template <uint32_t V, uint32_t BATCH>
+template <uint32_t V>
 static __global__ void __launch_bounds__(FINISH_THREADS) fold_kernel(const __grid_constant__ attend_params p)
 {
+    extern __shared__ uint4 dynamic[];
     __shared__ float shared[V * FINISH_THREADS];
     __shared__ fold_memory m;
     fold_row row;
-    const bool good = read_row(p, row);
-    ptx_grid_wait();
     ptx_grid_release();
-    if (!good) {
+    ptx_grid_wait();
+    if (!read_row(p, row)) {
         return;
     }
     nbl_state_head total = nbl_state_empty(row.offset);
     float o[V] = {};
     if (p.split) {
-        for (uint32_t first = 0; first < row.live; first += PLAN_STATES) {
-            merge_states<V, BATCH>(p, row, first, &m, &total, o);
-        }
+        merge_chunks<V>(p, row, (float *)(void *)dynamic, &m, &total, o);
         finish_row(finish_target_of(&p, row.token, row.head), total, o, shared);
     }
     if (p.state_head.data != NULL) {
@@ -174,13 +168,15 @@ static __global__ void __launch_bounds__(FINISH_THREADS) fold_kernel(const __gri
     }
 }
 
-/* Few chunks: few registers, so that all rows of a large batch are at work. */
-template <uint32_t V, uint32_t MANY> static cudaError_t launch(const attend_params *p, cudaStream_t stream)
+template <uint32_t V> static cudaError_t launch(const attend_params *p, cudaStream_t stream)
 {
-    const dim3 grid(p->q_tokens * p->q_heads);
-    constexpr uint32_t few = 8u / V > 0 ? 8u / V : 1u;
-    return p->chunks <= few ? launch_after(fold_kernel<V, few>, grid, FINISH_THREADS, 0, stream, p)
-                            : launch_after(fold_kernel<V, MANY>, grid, FINISH_THREADS, 0, stream, p);
+    const uint32_t states = p->chunks < batch<V>::states ? p->chunks : batch<V>::states;
+    const size_t bytes = states * p->state_floats * sizeof(float);
+    const cudaError_t error =
+        bytes <= 32768u ? cudaSuccess
+                        : cudaFuncSetAttribute(fold_kernel<V>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    return error != cudaSuccess ? error
+                                : launch_after(fold_kernel<V>, dim3(p->q_tokens * p->q_heads), FINISH_THREADS, bytes, stream, p);
 }
 
 extern "C" cudaError_t nbl_cuda_attend_fold(const attend_params *p, cudaStream_t stream)
@@ -189,7 +185,7 @@ extern "C" cudaError_t nbl_cuda_attend_fold(const attend_params *p, cudaStream_t
         return cudaSuccess;
     }
     if (p->v_dim <= FINISH_THREADS) {
-        return launch<1, 32>(p, stream);
+        return launch<1>(p, stream);
     }
-    return p->v_dim <= 2u * FINISH_THREADS ? launch<2, 16>(p, stream) : launch<4, 8>(p, stream);
+    return p->v_dim <= 2u * FINISH_THREADS ? launch<2>(p, stream) : launch<4>(p, stream);
 }

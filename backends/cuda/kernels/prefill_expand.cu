@@ -196,8 +196,8 @@ __global__ void __launch_bounds__(THREADS) prefill_expand_kernel(const __grid_co
 {
     extern __shared__ __align__(16) uint8_t dynamic[];
     memory<KD, VD> &m = *reinterpret_cast<memory<KD, VD> *>(dynamic);
-    ptx_grid_wait();
     ptx_grid_release();
+    ptx_grid_wait();
     if (blockIdx.y == p.units) {
         if (blockIdx.x == 0) {
             count_items(p);

@@ -161,8 +161,8 @@ __global__ void __launch_bounds__(THREADS, 1) prefill_mma_kernel(const __grid_co
     memory<KD, VD> &m = *reinterpret_cast<memory<KD, VD> *>(dynamic);
     uint32_t unit = 0;
     m.table[threadIdx.x] = nbl_exp2_table_device[threadIdx.x];
-    ptx_grid_wait();
     ptx_grid_release();
+    ptx_grid_wait();
     for (;;) {
         if (threadIdx.x == 0) {
             m.item = prefill_item_of(p, atomicAdd(p.prefill_items, 1u), &unit);

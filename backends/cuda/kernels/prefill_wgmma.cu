@@ -283,8 +283,8 @@ __global__ void __launch_bounds__(THREADS, 1) prefill_wgmma_kernel(const __grid_
         m.table[i] = nbl_exp2_table_device[i];
     }
     __syncthreads();
-    ptx_grid_wait();
     ptx_grid_release();
+    ptx_grid_wait();
     if (threadIdx.x < LOADERS) {
         wgmma_registers_fewer<LOADER_REGISTERS>();
         if (threadIdx.x >= LOADERS - QUERY_LOADERS) {

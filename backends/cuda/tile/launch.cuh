@@ -28,8 +28,10 @@ static inline cudaError_t launch_after(void (*kernel)(attend_params, Rest...), d
 }
 
 /** The same in clusters of `cluster` blocks, from sm_90 on. */
-static inline cudaError_t launch_clusters(void (*kernel)(attend_params), dim3 grid, uint32_t threads, size_t shared_bytes,
-                                          uint32_t cluster, cudaStream_t stream, const attend_params *p)
+template <typename Plan>
+static inline cudaError_t launch_clusters(void (*kernel)(attend_params, Plan), dim3 grid, uint32_t threads,
+                                          size_t shared_bytes, uint32_t cluster, cudaStream_t stream,
+                                          const attend_params *p, const Plan &plan)
 {
     cudaLaunchAttribute attributes[2];
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -44,7 +46,7 @@ static inline cudaError_t launch_clusters(void (*kernel)(attend_params), dim3 gr
     config.stream = stream;
     config.attrs = attributes;
     config.numAttrs = 2u;
-    return cudaLaunchKernelEx(&config, kernel, *p);
+    return cudaLaunchKernelEx(&config, kernel, *p, plan);
 }
 
 #endif
