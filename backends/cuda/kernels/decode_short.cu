@@ -126,21 +126,22 @@ PTX_FN uint32_t local_of(const place &w, uint32_t tile)
     return tile & ((1u << w.tiles_log2) - 1u);
 }
 
-PTX_FN uint64_t token_of(const attend_params &p, const place &w, uint32_t row)
+/* Query token of a row, counted from the sequence's first; mostly there is one. */
+PTX_FN uint32_t token_of(const attend_params &p, const place &w, uint32_t row)
 {
-    return (uint32_t)w.q_first + row / p.group_rows;
+    return w.q_len == 1 ? 0u : row / p.group_rows;
 }
 
 PTX_FN uint32_t head_of(const attend_params &p, const place &w, uint32_t row)
 {
-    return w.kv_head * p.group_rows + row % p.group_rows;
+    return w.kv_head * p.group_rows + row - token_of(p, w, row) * p.group_rows;
 }
 
 /* What a row sees; nothing if there is no such row. */
 PTX_FN visible_range range_of(const attend_params &p, const place &w, uint32_t row)
 {
     visible_range none = {0, 0};
-    return row < w.rows ? visible_range_of(p, w.kv_len, (int64_t)w.kv_len - w.q_len + row / p.group_rows) : none;
+    return row < w.rows ? visible_range_of(p, w.kv_len, (int64_t)w.kv_len - w.q_len + token_of(p, w, row)) : none;
 }
 
 /* Row i of those whose products the lane gets. */
@@ -229,7 +230,7 @@ PTX_FN void make_queries(const attend_params &p, const place &w, row_memory &row
         centering = block16_centering_of(&p.centers, w.sequence, p.kv_heads, w.kv_head, p.k_dim, p.status);
     }
     float x[BLOCK16];
-    query16_load(p, (uint32_t)token_of(p, w, row), head, active, b, centering, x);
+    query16_load(p, (uint32_t)w.q_first + token_of(p, w, row), head, active, b, centering, x);
     const query16 q = query16_make(p, x, team, b, NULL, centering, w.sequence, w.kv_len);
     if (row >= 4u * RPL) {
         return;
@@ -595,20 +596,21 @@ PTX_FN void combine(const attend_params &p, const place &w, const row_memory &ro
         }
         row_total<E> total = {nbl_state_empty(rows.offset[row]), {}};
         combine_chunks<D, RPL, E>(w, tiles, row, lane, total);
-        finish<E>(p, (uint32_t)token_of(p, w, row), head_of(p, w, row), lane, total);
+        finish<E>(p, (uint32_t)w.q_first + token_of(p, w, row), head_of(p, w, row), lane, total);
     }
 }
 
 /* ---------------------------------------------------------------------------------------------- kernel */
 
-PTX_FN place place_of_warp(const attend_params &p, const short_plan &plan)
+/* The grid is blocks of a cluster, kv heads, sequences. */
+PTX_FN place place_of_warp(const short_plan &plan)
 {
     place w;
-    const uint32_t unit = blockIdx.x / plan.blocks, warp = threadIdx.x / 32u;
+    const uint32_t warp = threadIdx.x / 32u;
+    w.sequence = blockIdx.z;
+    w.kv_head = blockIdx.y;
+    w.rank = blockIdx.x;
     w.blocks = plan.blocks;
-    w.rank = blockIdx.x % plan.blocks;
-    w.kv_head = unit % p.kv_heads;
-    w.sequence = unit / p.kv_heads;
     w.tiles_log2 = plan.tiles_log2;
     w.local = warp / TILE_WARPS;
     w.group = warp % TILE_WARPS;
@@ -617,19 +619,34 @@ PTX_FN place place_of_warp(const attend_params &p, const short_plan &plan)
     return w;
 }
 
-/* Reads the sequence; false if it is bad or has no rows, which all blocks of the cluster find alike. */
-PTX_FN bool read_sequence(const attend_params &p, place &w)
+/* Reports what is wrong with the sequence's lengths. */
+PTX_FN void report_lengths(const attend_params &p, const place &w)
 {
-    const int64_t next = p.q_indptr[w.sequence + 1u];
-    w.q_first = p.q_indptr[w.sequence];
-    w.kv_len = p.kv_len[w.sequence];
-    bool good = check_q_indptr(p, w.sequence);
-    good = check_lengths(p, w.sequence, w.q_first, next - w.q_first, w.kv_len) && good;
-    good = check_center(p, w.sequence) && check_heads(p) && good;
-    good = good && check_table(p, w.sequence, (uint32_t)w.kv_len);
-    w.q_len = (int32_t)(next - w.q_first);
+    check_q_indptr(p, w.sequence);
+    check_lengths(p, w.sequence, w.q_first, w.q_len, w.kv_len);
+    if (w.kv_len >= 0) {
+        check_table(p, w.sequence, (uint32_t)w.kv_len);
+    }
+}
+
+/* Reads the sequence's lengths; false if they are bad, which all threads of the cluster find alike. */
+PTX_FN bool read_lengths(const attend_params &p, place &w)
+{
+    const uint32_t b = w.sequence;
+    const int32_t first = p.q_indptr[b], next = p.q_indptr[b + 1u];
+    w.q_first = first;
+    w.q_len = next - first;
+    w.kv_len = p.kv_len[b];
     w.rows = (uint32_t)w.q_len * p.group_rows;
-    return __syncthreads_and(good) != 0;
+    const bool rows_good = first >= 0 && next >= first && (uint32_t)next <= p.q_tokens &&
+                           (uint32_t)w.q_len <= p.q_len_max && (b != 0 || first == 0) &&
+                           (b + 1u != p.batch || (uint32_t)next == p.q_tokens);
+    const uint32_t pages = ((uint32_t)w.kv_len + p.pages.page_tokens - 1u) / p.pages.page_tokens;
+    if (rows_good && (uint32_t)w.kv_len <= p.kv_len_max && pages <= p.page_table_stride) {
+        return true;
+    }
+    report_lengths(p, w);
+    return false;
 }
 
 template <int D, int RPL>
@@ -641,7 +658,7 @@ __global__ void __launch_bounds__(most<D, RPL>::tiles * TILE_THREADS, 1)
     row_memory &rows = *(row_memory *)(void *)dynamic;
     const tile_array<D, RPL> tiles = {(uint8_t *)dynamic + ROW_BYTES, plan.stride};
     const uint32_t lane = threadIdx.x % 32u, warp = threadIdx.x / 32u;
-    place w = place_of_warp(p, plan);
+    place w = place_of_warp(plan);
     tile_memory<D, RPL> &m = tiles[w.local];
     for (uint32_t i = threadIdx.x % TILE_THREADS; i < sizeof m.sums / 4u; i += TILE_THREADS) {
         (&m.sums[0][0])[i] = 0;
@@ -652,17 +669,18 @@ __global__ void __launch_bounds__(most<D, RPL>::tiles * TILE_THREADS, 1)
     const int32_t page = entry < p.page_table_stride
                              ? p.page_table[(uint64_t)w.sequence * p.page_table_stride + entry]
                              : -1; /* asked for before it is known whether there is one */
-    if (!read_sequence(p, w)) {
+    if (!read_lengths(p, w)) {
         return;
     }
-    const bool has_tokens = (int64_t)w.start < w.kv_len;
-    const bool good = !has_tokens || check_page(p, w.sequence, entry, page);
-    const bool works = has_tokens && good && w.rows > 0;
+    const bool has_tokens = w.start < (uint32_t)w.kv_len;
+    const bool has_page = !has_tokens || check_page(p, w.sequence, entry, page);
+    const bool works = has_tokens && has_page && w.rows > 0;
     const cuda_region &region = p.pages.regions[works ? region_of(p.pages, (uint32_t)page) : 0u];
     if (works) {
         ask_group<D, RPL>(p, plan, w, m, region, (uint32_t)page, lane);
     }
     make_queries<D, RPL>(p, w, rows, tiles, warp, lane);
+    const bool good = check_center(p, w.sequence) && check_heads(p) && has_page;
     const bool all_good = __syncthreads_and(good) != 0;
     if (threadIdx.x == 0) {
         rows.good = all_good;
@@ -755,7 +773,7 @@ template <int D, int RPL> cudaError_t launch(const attend_params *p, cudaStream_
     cudaError_t error =
         cudaFuncSetAttribute(short_kernel<D, RPL>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     return error != cudaSuccess ? error
-                                : launch_clusters(short_kernel<D, RPL>, dim3(p->batch * p->kv_heads * plan.blocks),
+                                : launch_clusters(short_kernel<D, RPL>, dim3(plan.blocks, p->kv_heads, p->batch),
                                                   TILE_THREADS << plan.tiles_log2, bytes, plan.blocks, stream, p, plan);
 }
 
