@@ -173,6 +173,7 @@ typedef struct attend_params {
     uint32_t v_fp16;     /**< the same of P and V */
     uint32_t tile_pages; /**< a tile is so many pages, */
     uint32_t tile_rest;  /**< and so many tokens more */
+    uint32_t prepared;   /**< 0: no prepare goes before the decode kernel, and fold checks the sequences */
     uint32_t reserved;
 } attend_params;
 
@@ -195,7 +196,7 @@ cudaError_t nbl_cuda_attend_fold(const attend_params *p, cudaStream_t stream);
 
 /** 1 if the decode kernel takes the call; looks at sizes, formats and flags only, never at device memory. */
 int nbl_cuda_decode_supports(const attend_params *p);
-/** Split calls that nbl_cuda_decode_supports takes; writes `states`. */
+/** Split calls that nbl_cuda_decode_supports takes; writes `states`, but for chunks with a bad page. Needs no prepare. */
 cudaError_t nbl_cuda_attend_decode(const attend_params *p, cudaStream_t stream);
 
 /** 1 if the kernel for short caches takes the call; looks at sizes, formats and flags only, never at device memory. */

@@ -225,13 +225,7 @@ PTX_FN void make_queries(const attend_params &p, const place &w, row_memory &row
     const uint32_t row = warp * warp_rows + lane / team, b = lane % team;
     const bool active = row < w.rows;
     const uint32_t head = active ? head_of(p, w, row) : 0u;
-    block16_centering centering = {NULL, NULL, NULL};
-    if (p.centering) {
-        centering = block16_centering_of(&p.centers, w.sequence, p.kv_heads, w.kv_head, p.k_dim, p.status);
-    }
-    float x[BLOCK16];
-    query16_load(p, (uint32_t)w.q_first + token_of(p, w, row), head, active, b, centering, x);
-    const query16 q = query16_make(p, x, team, b, NULL, centering, w.sequence, w.kv_len);
+    const query16 q = query16_row<team>(p, w.sequence, w.kv_len, (uint32_t)w.q_first + token_of(p, w, row), head, active, b);
     if (row >= 4u * RPL) {
         return;
     }
@@ -619,34 +613,18 @@ PTX_FN place place_of_warp(const short_plan &plan)
     return w;
 }
 
-/* Reports what is wrong with the sequence's lengths. */
-PTX_FN void report_lengths(const attend_params &p, const place &w)
-{
-    check_q_indptr(p, w.sequence);
-    check_lengths(p, w.sequence, w.q_first, w.q_len, w.kv_len);
-    if (w.kv_len >= 0) {
-        check_table(p, w.sequence, (uint32_t)w.kv_len);
-    }
-}
-
 /* Reads the sequence's lengths; false if they are bad, which all threads of the cluster find alike. */
-PTX_FN bool read_lengths(const attend_params &p, place &w)
+PTX_FN bool read_sequence(const attend_params &p, place &w)
 {
-    const uint32_t b = w.sequence;
-    const int32_t first = p.q_indptr[b], next = p.q_indptr[b + 1u];
-    w.q_first = first;
-    w.q_len = next - first;
-    w.kv_len = p.kv_len[b];
+    const sequence_lengths s = read_lengths(p, w.sequence);
+    w.q_first = s.q_first;
+    w.q_len = s.q_len;
+    w.kv_len = s.kv_len;
     w.rows = (uint32_t)w.q_len * p.group_rows;
-    const bool rows_good = first >= 0 && next >= first && (uint32_t)next <= p.q_tokens &&
-                           (uint32_t)w.q_len <= p.q_len_max && (b != 0 || first == 0) &&
-                           (b + 1u != p.batch || (uint32_t)next == p.q_tokens);
-    const uint32_t pages = ((uint32_t)w.kv_len + p.pages.page_tokens - 1u) / p.pages.page_tokens;
-    if (rows_good && (uint32_t)w.kv_len <= p.kv_len_max && pages <= p.page_table_stride) {
-        return true;
+    if (!s.good) {
+        report_lengths(p, w.sequence, s);
     }
-    report_lengths(p, w);
-    return false;
+    return s.good;
 }
 
 template <int D, int RPL>
@@ -669,7 +647,7 @@ __global__ void __launch_bounds__(most<D, RPL>::tiles * TILE_THREADS, 1)
     const int32_t page = entry < p.page_table_stride
                              ? p.page_table[(uint64_t)w.sequence * p.page_table_stride + entry]
                              : -1; /* asked for before it is known whether there is one */
-    if (!read_lengths(p, w)) {
+    if (!read_sequence(p, w)) {
         return;
     }
     const bool has_tokens = w.start < (uint32_t)w.kv_len;

@@ -19,34 +19,8 @@
 #define VECTORS_MAX (THREADS / 2u)
 #define BLOCKS_PER_PROCESSOR 4
 #define ROWS_PER_TEAM 2u
-#define PAGE_LOADS 8u      /* of a page table by a thread, on their way at once */
 
 /* ------------------------------------------------------------------------------------------------ sequences */
-
-/* The thread's share of the sequence's pages; lengths are good. */
-static __device__ bool check_pages(const attend_params &p, uint32_t b, uint32_t kv_len)
-{
-    const int32_t *table = p.page_table + (uint64_t)b * p.page_table_stride;
-    const uint32_t pages = (kv_len + p.pages.page_tokens - 1u) / p.pages.page_tokens;
-    if (!check_table(p, b, kv_len)) {
-        return false;
-    }
-    bool good = true;
-    for (uint32_t first = threadIdx.x; first < pages; first += THREADS * PAGE_LOADS) {
-        int32_t ids[PAGE_LOADS];
-#pragma unroll
-        for (uint32_t k = 0; k < PAGE_LOADS; ++k) {
-            ids[k] = table[min(first + k * THREADS, pages - 1u)];
-        }
-#pragma unroll
-        for (uint32_t k = 0; k < PAGE_LOADS; ++k) {
-            if (first + k * THREADS < pages) {
-                good = check_page(p, b, first + k * THREADS, ids[k]) && good;
-            }
-        }
-    }
-    return good;
-}
 
 static __device__ void check_sequence(const attend_params &p, uint32_t b)
 {
@@ -56,7 +30,7 @@ static __device__ void check_sequence(const attend_params &p, uint32_t b)
     bool good = check_q_indptr(p, b);
     good = check_lengths(p, b, q_first, q_len, kv_len) && good;
     good = check_center(p, b) && check_heads(p) && good;
-    good = good && check_pages(p, b, (uint32_t)kv_len);
+    good = good && check_table(p, b, (uint32_t)kv_len) && check_pages<THREADS>(p, b, (uint32_t)kv_len);
     good = __syncthreads_and(good) != 0;
     if (threadIdx.x == 0) {
         p.sequences[b] = good ? cuda_sequence{q_first, (int32_t)q_len, kv_len, 0} : cuda_sequence{0, 0, 0, 0};
@@ -64,16 +38,6 @@ static __device__ void check_sequence(const attend_params &p, uint32_t b)
 }
 
 /* ------------------------------------------------------------------------------------------------ rows */
-
-/* Sequence of a query token: the one it has if all are as long as they may be, else by search. */
-static __device__ uint32_t find_sequence(const attend_params &p, uint32_t token)
-{
-    uint32_t guess = min(token / max(p.q_len_max, 1u), p.batch - 1u);
-    if ((uint32_t)p.q_indptr[guess] <= token && token < (uint32_t)p.q_indptr[guess + 1u]) {
-        return guess;
-    }
-    return sequence_of(p.q_indptr, p.batch, token);
-}
 
 /* The float core's row (NUM 6.3): the thread's halves into place. */
 static __device__ void store_halves(const attend_params &p, const float (&x)[BLOCK16], uint64_t row, uint32_t b)
