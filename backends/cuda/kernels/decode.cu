@@ -28,7 +28,7 @@
 #include "../tile/decode_softmax.cuh"
 #include "../tile/decode_values.cuh"
 #include "../tile/launch.cuh"
-#include "../tile/query16.cuh"
+#include "../tile/query_warp.cuh"
 #include "../tile/sequence_check.cuh"
 
 namespace
@@ -101,35 +101,44 @@ PTX_FN float *state_of(const attend_params &p, const unit &u, uint32_t r)
     return p.states + (row_index(p, u, r) * p.chunks + u.chunk) * p.state_floats;
 }
 
-/* Canonical query rows (NUM 5.1), a team of D/16 lanes for each: codes to shared memory, scale and bias to the lanes
- * that have the row, the offset to the state. */
+PTX_FN query_source place_of_row(const attend_params &p, const unit &u, uint32_t row)
+{
+    const bool is_there = row < u.rows;
+    const uint32_t r = is_there ? row : 0u;
+    return {u.sequence, (int32_t)u.kv_len, (uint32_t)p.q_indptr[u.sequence] + r / p.group_rows,
+            u.kv_head * p.group_rows + r % p.group_rows, is_there};
+}
+
+/* Canonical query rows (NUM 5.1): codes to shared memory, scale and bias to the lanes that have the row, the offset to
+ * its state. The next row is read while one is worked on. */
 template <int D, int RPL>
 PTX_FN void make_queries(const attend_params &p, const unit &u, warp_memory<D, RPL> &m, lane_rows<RPL> &rows,
                          uint32_t lane)
 {
-    constexpr uint32_t team = D / BLOCK16, at_once = 32u / team;
-    const uint32_t t = lane % 4u, b = lane % team;
+    constexpr int E = D / 32;
+    float next[E];
+    query_source at = place_of_row(p, u, 0);
+    query_warp_read(p, at, lane, next);
 #pragma unroll 1
-    for (uint32_t first = 0; first < 4u * RPL; first += at_once) {
-        const uint32_t row = first + lane / team;
-        const bool active = row < u.rows;
-        const uint32_t token = (uint32_t)p.q_indptr[u.sequence] + (active ? row / p.group_rows : 0u);
-        const uint32_t head = u.kv_head * p.group_rows + (active ? row % p.group_rows : 0u);
-        const query16 q = query16_row<team>(p, u.sequence, (int32_t)u.kv_len, token, head, active, b);
-        if (row < 4u * RPL) { /* two parts of 8 codes: k-step b / 2, t = 2 * (b % 2) and the next */
-            *reinterpret_cast<uint4 *>(&m.q[b / 2u][4u * row + b % 2u * 2u]) =
-                make_uint4(q.words[0], q.words[1], q.words[2], q.words[3]);
+    for (uint32_t row = 0; row < 4u * RPL; ++row) {
+        float x[E];
+#pragma unroll
+        for (int i = 0; i < E; ++i) {
+            x[i] = next[i];
         }
-        if (active && b == 0) {
-            *reinterpret_cast<float2 *>(state_of(p, u, row) + 2) = make_float2(q.query.offset, 0.0f);
+        const query_source now = at;
+        at = place_of_row(p, u, row + 1u);
+        query_warp_read(p, at, lane, next);
+        const warp_query<E> q = query_warp_make(p, now, lane, x);
+        query_warp_store(q, row, lane, &m.q[0][0], 16u * RPL);
+        if (now.is_there && lane == 0) {
+            *reinterpret_cast<float2 *>(state_of(p, u, row) + 2) = make_float2(q.offset, 0.0f);
         }
 #pragma unroll
         for (int i = 0; i < RPL; ++i) {
-            const uint32_t mine = (RPL == 1 ? t : 2u * t + i) - first;
-            const float scale = __shfl_sync(0xffffffffu, q.query.scale, mine * team % 32u);
-            const int32_t bias = __shfl_sync(0xffffffffu, q.query.bias, mine * team % 32u);
-            rows.scale[i] = mine < at_once ? scale : rows.scale[i];
-            rows.bias[i] = mine < at_once ? bias : rows.bias[i];
+            const bool is_mine = row == (RPL == 1 ? lane % 4u : 2u * (lane % 4u) + i);
+            rows.scale[i] = is_mine && now.is_there ? q.scale : rows.scale[i];
+            rows.bias[i] = is_mine && now.is_there ? q.bias : rows.bias[i];
         }
     }
 }
@@ -396,8 +405,8 @@ __global__ void __launch_bounds__(32, shape<D, RPL>::warps) decode_kernel(const 
     __shared__ __align__(128) warp_memory<D, RPL> m;
     const uint32_t lane = threadIdx.x;
     unit u;
-    ptx_grid_release();
     ptx_grid_wait();
+    ptx_grid_release();
     if (!load_unit(p, blockIdx.x, u, lane)) {
         return;
     }

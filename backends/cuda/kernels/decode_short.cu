@@ -28,7 +28,7 @@
 #include "../tile/decode_softmax.cuh"
 #include "../tile/decode_values.cuh"
 #include "../tile/launch.cuh"
-#include "../tile/query16.cuh"
+#include "../tile/query_warp.cuh"
 #include "../tile/sequence_check.cuh"
 #include "../tile/stored.cuh"
 #include "merge.h"
@@ -77,6 +77,7 @@ struct short_plan {
     uint32_t stride;     /* bytes from tile to tile */
     uint32_t at[2];      /* codes of K and V from the beginning of their tile */
     uint32_t group[2];   /* bytes of a group of K, of V */
+    uint32_t is_small;   /* the device has room for the next call beside this one */
 };
 
 /* The tiles of a block. */
@@ -212,31 +213,29 @@ PTX_FN void ask_group(const attend_params &p, const short_plan &plan, const plac
 
 /* ---------------------------------------------------------------------------------------------- queries */
 
-/* Canonical rows to every tile of the block, by the first warps; a team of D/16 lanes per row. */
+/* Canonical rows to every tile of the block, a warp for each. */
 template <int D, int RPL>
 PTX_FN void make_queries(const attend_params &p, const place &w, row_memory &rows, const tile_array<D, RPL> &tiles,
                          uint32_t warp, uint32_t lane)
 {
-    constexpr uint32_t team = D / BLOCK16, warp_rows = 32u / team;
-    static_assert((4u * RPL + warp_rows - 1u) / warp_rows <= TILE_WARPS, "the warps of a tile suffice");
-    if (warp * warp_rows >= 4u * RPL) {
-        return;
-    }
-    const uint32_t row = warp * warp_rows + lane / team, b = lane % team;
-    const bool active = row < w.rows;
-    const uint32_t head = active ? head_of(p, w, row) : 0u;
-    const query16 q = query16_row<team>(p, w.sequence, w.kv_len, (uint32_t)w.q_first + token_of(p, w, row), head, active, b);
-    if (row >= 4u * RPL) {
-        return;
-    }
-    for (uint32_t i = 0; i < 1u << w.tiles_log2; ++i) { /* two parts of 8 codes: k-step b / 2, t = 2 * (b % 2) and the next */
-        *reinterpret_cast<uint4 *>(&tiles[i].q[b / 2u][4u * row + b % 2u * 2u]) =
-            make_uint4(q.words[0], q.words[1], q.words[2], q.words[3]);
-    }
-    if (b == 0) {
-        rows.scale[row] = active ? q.query.scale : 0.0f;
-        rows.offset[row] = q.query.offset;
-        rows.bias[row] = q.query.bias;
+    constexpr int E = D / 32;
+#pragma unroll 1
+    for (uint32_t row = warp; row < 4u * RPL; row += TILE_WARPS << w.tiles_log2) {
+        const bool is_there = row < w.rows;
+        const uint32_t place = is_there ? row : 0u;
+        const query_source at = {w.sequence, w.kv_len, (uint32_t)w.q_first + token_of(p, w, place), head_of(p, w, place),
+                                is_there};
+        float x[E];
+        query_warp_read(p, at, lane, x);
+        const warp_query<E> q = query_warp_make(p, at, lane, x);
+        for (uint32_t i = 0; i < 1u << w.tiles_log2; ++i) {
+            query_warp_store(q, row, lane, &tiles[i].q[0][0], 16u * RPL);
+        }
+        if (lane == 0) {
+            rows.scale[row] = is_there ? q.scale : 0.0f;
+            rows.offset[row] = q.offset;
+            rows.bias[row] = q.bias;
+        }
     }
 }
 
@@ -520,33 +519,6 @@ PTX_FN void combine_chunks(const place &w, const tile_array<D, RPL> &tiles, uint
     }
 }
 
-/* Butterflies of NUM 4.1 over a row that a warp holds. */
-template <int E> PTX_FN void warp_hadamard(float (&x)[E], uint32_t lane, uint32_t n)
-{
-#pragma unroll
-    for (uint32_t h = 1; h < E; h *= 2u) {
-        if (h < n) {
-#pragma unroll
-            for (uint32_t i = 0; i < E; ++i) {
-                if ((i & h) == 0) {
-                    const float low = x[i], high = x[i + h];
-                    x[i] = low + high;
-                    x[i + h] = low - high;
-                }
-            }
-        }
-    }
-    for (uint32_t h = E; h < n; h *= 2u) {
-        const uint32_t distance = h / E;
-        const float sign = (lane & distance) != 0 ? -1.0f : 1.0f;
-#pragma unroll
-        for (uint32_t i = 0; i < E; ++i) {
-            const float other = __shfl_xor_sync(FULL_WARP, x[i], (int)distance);
-            x[i] = nbl_fma(x[i], sign, other); /* other + x or other - x: the product is exact */
-        }
-    }
-}
-
 /* O and LSE of a row (NUM 5.7). */
 template <int E>
 PTX_FN void finish(const attend_params &p, uint32_t token, uint32_t head, uint32_t lane, row_total<E> &total)
@@ -577,19 +549,29 @@ PTX_FN void finish(const attend_params &p, uint32_t token, uint32_t head, uint32
     }
 }
 
-/* Rows go round the blocks, then their warps. */
+/* Rows go round the blocks, then their warps. Every warp arrives once at the cluster's barrier: as soon as it needs the
+ * memory of other blocks no more. */
 template <int D, int RPL>
 PTX_FN void combine(const attend_params &p, const place &w, const row_memory &rows, const tile_array<D, RPL> &tiles,
                     uint32_t warp, uint32_t lane)
 {
     constexpr int E = D / 32;
-    for (uint32_t row = w.rank + w.blocks * warp; row < w.rows; row += (w.blocks * TILE_WARPS << w.tiles_log2)) {
-        const uint32_t from = ptx_cluster_map(ptx_shared_address(&rows.good), lane % w.blocks);
-        if (!__all_sync(FULL_WARP, ptx_cluster_load_4(from) != 0)) {
-            return;
-        }
+    const uint32_t step = w.blocks * TILE_WARPS << w.tiles_log2;
+    uint32_t row = w.rank + w.blocks * warp;
+    const bool good =
+        row < w.rows &&
+        __all_sync(FULL_WARP, ptx_cluster_load_4(ptx_cluster_map(ptx_shared_address(&rows.good), lane % w.blocks)) != 0);
+    if (!good) {
+        ptx_cluster_arrive();
+        return;
+    }
+#pragma unroll 1
+    for (; row < w.rows; row += step) {
         row_total<E> total = {nbl_state_empty(rows.offset[row]), {}};
         combine_chunks<D, RPL, E>(w, tiles, row, lane, total);
+        if (row + step >= w.rows) {
+            ptx_cluster_arrive();
+        }
         finish<E>(p, (uint32_t)w.q_first + token_of(p, w, row), head_of(p, w, row), lane, total);
     }
 }
@@ -628,7 +610,7 @@ PTX_FN bool read_sequence(const attend_params &p, place &w)
 }
 
 template <int D, int RPL>
-__global__ void __launch_bounds__(most<D, RPL>::tiles * TILE_THREADS, 1) 
+__global__ void __launch_bounds__(most<D, RPL>::tiles * TILE_THREADS, RPL == 1 && D <= 128 ? 2 : 1) 
     short_kernel(const __grid_constant__ attend_params p, const __grid_constant__ short_plan plan)
 {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -641,7 +623,9 @@ __global__ void __launch_bounds__(most<D, RPL>::tiles * TILE_THREADS, 1)
     for (uint32_t i = threadIdx.x % TILE_THREADS; i < sizeof m.sums / 4u; i += TILE_THREADS) {
         (&m.sums[0][0])[i] = 0;
     }
-    ptx_grid_release();
+    if (plan.is_small) {
+        ptx_grid_release(); /* else the next call's blocks would go where there is room, not where there is least work */
+    }
     ptx_grid_wait();
     const uint32_t entry = w.start / p.pages.page_tokens;
     const int32_t page = entry < p.page_table_stride
@@ -682,8 +666,7 @@ __global__ void __launch_bounds__(most<D, RPL>::tiles * TILE_THREADS, 1)
     ptx_cluster_arrive();
     ptx_cluster_wait();
     combine<D, RPL>(p, w, rows, tiles, warp, lane);
-    ptx_cluster_arrive(); /* no block leaves while others read its memory */
-    ptx_cluster_wait();
+    ptx_cluster_wait(); /* no block leaves while others read its memory */
 #endif
 }
 
@@ -714,6 +697,7 @@ template <int D, int RPL> short_plan plan_of(const attend_params *p)
     while (tiles_of(p) > plan.blocks << plan.tiles_log2) {
         plan.blocks *= 2u;
     }
+    plan.is_small = (uint64_t)p->batch * p->kv_heads * (plan.blocks << plan.tiles_log2) <= p->processors;
     plan.stride = sizeof(tile_memory<D, RPL>);
     for (uint32_t kind = 0; kind < 2u; ++kind) {
         const uint32_t wide = has_int8(p, kind), bytes = GROUP * D / 2u * (wide + 1u);

@@ -18,65 +18,56 @@ template <uint32_t V> struct batch {
 
 constexpr uint32_t PLAN_WARPS = FINISH_THREADS / 32u;
 
-/* How a state joins the total of those before it: factors of NUM 5.6 worked out ahead of the sums. */
+/* How a state joins the total of those before it (NUM 5.6): x := x * left + state * right, for every element and L. The
+ * first one is copied and empty ones, all +0, change nothing: -0 keeps the signs of zeros. */
 struct fold_step {
-    nbl_merge_scale scale;
-    nbl_state_head head;
-    bool is_first; /* copied */
-    bool is_empty; /* left out */
+    float left;
+    float right;
+    float sum; /* L of the state */
+    float ignored;
 };
-
-/* Steps of up to 128 states, a thread's head each; `before` is the base of the total, -inf if it is empty. The base on
- * the left of a step is the largest of all before it. All threads call it. */
-static __device__ void plan_steps(const nbl_state_head &head, float before, fold_step *steps, float *warp_most)
-{
-    const uint32_t lane = threadIdx.x % 32u, warp = threadIdx.x / 32u;
-    fold_step s = {};
-    s.head = head;
-    s.is_empty = nbl_state_is_empty(&head);
-    float most = s.is_empty ? -INFINITY : head.base;
-    for (uint32_t distance = 1; distance < 32u; distance *= 2u) {
-        const float other = __shfl_up_sync(0xffffffffu, most, distance);
-        most = lane >= distance ? fmaxf(most, other) : most;
-    }
-    if (lane == 31u) {
-        warp_most[warp] = most;
-    }
-    const float shifted = __shfl_up_sync(0xffffffffu, most, 1);
-    float left = lane == 0 ? before : fmaxf(before, shifted);
-    __syncthreads();
-#pragma unroll
-    for (uint32_t i = 0; i < PLAN_WARPS; ++i) {
-        left = i < warp ? fmaxf(left, warp_most[i]) : left;
-    }
-    s.is_first = left == -INFINITY;
-    if (!s.is_empty && !s.is_first) {
-        s.scale = nbl_merge_scale_of(left, head.base);
-    }
-    steps[threadIdx.x] = s;
-    __syncthreads();
-}
-
-/* total := merge(total, state), as nbl_state_merge; without a branch, so that steps are read ahead. */
-template <uint32_t V>
-static __device__ void take_step(const fold_step &s, const float (&part)[V], nbl_state_head *total, float (&o)[V])
-{
-    const float base = s.is_first ? s.head.base : s.scale.base;
-    const float sum = s.is_first ? s.head.sum : nbl_merge_element(total->sum, s.head.sum, s.scale);
-    total->base = s.is_empty ? total->base : base;
-    total->sum = s.is_empty ? total->sum : sum;
-#pragma unroll
-    for (uint32_t i = 0; i < V; ++i) {
-        const float merged = s.is_first ? part[i] : nbl_merge_element(o[i], part[i], s.scale);
-        o[i] = s.is_empty ? o[i] : merged;
-    }
-}
 
 /* What a block plans with. */
 struct fold_memory {
     fold_step steps[FINISH_THREADS];
     float warp_most[PLAN_WARPS];
 };
+
+/* Steps of up to 128 states, a thread's head each. `base` is that of the total, -inf if it is empty; it becomes that
+ * with all of them. The base on the left of a step is the largest of all before it. All threads call it. */
+static __device__ void plan_steps(const nbl_state_head &head, fold_memory *m, float &base)
+{
+    const uint32_t lane = threadIdx.x % 32u, warp = threadIdx.x / 32u;
+    const bool is_empty = nbl_state_is_empty(&head);
+    float most = is_empty ? -INFINITY : head.base;
+#pragma unroll
+    for (uint32_t distance = 1; distance < 32u; distance *= 2u) {
+        const float other = __shfl_up_sync(0xffffffffu, most, distance);
+        most = lane >= distance ? fmaxf(most, other) : most;
+    }
+    if (lane == 31u) {
+        m->warp_most[warp] = most;
+    }
+    const float shifted = __shfl_up_sync(0xffffffffu, most, 1);
+    float left = lane == 0 ? base : fmaxf(base, shifted);
+    __syncthreads();
+#pragma unroll
+    for (uint32_t i = 0; i < PLAN_WARPS; ++i) {
+        left = i < warp ? fmaxf(left, m->warp_most[i]) : left;
+        base = fmaxf(base, m->warp_most[i]);
+    }
+    fold_step s = {1.0f, -0.0f, head.sum, 0.0f};
+    if (!is_empty && left == -INFINITY) {
+        s.left = -0.0f;
+        s.right = 1.0f;
+    } else if (!is_empty) {
+        const nbl_merge_scale scale = nbl_merge_scale_of(left, head.base);
+        s.left = scale.left;
+        s.right = scale.right;
+    }
+    m->steps[threadIdx.x] = s;
+    __syncthreads();
+}
 
 /* A row of the fold. */
 struct fold_row {
@@ -100,35 +91,63 @@ static __device__ void copy_states(const attend_params &p, const fold_row &row, 
     __syncthreads();
 }
 
+/* Head of a state in shared memory. */
+static __device__ nbl_state_head head_of(const float *state)
+{
+    const float4 four = *(const float4 *)(const void *)state;
+    return {four.x, four.y, four.z, 0.0f};
+}
+
+/* The thread's elements of a state. */
+template <uint32_t V>
+static __device__ void elements_of(const attend_params &p, const float *state, float (&part)[V])
+{
+#pragma unroll
+    for (uint32_t i = 0; i < V; ++i) {
+        const uint32_t d = threadIdx.x + i * FINISH_THREADS;
+        part[i] = d < p.v_dim ? state[CUDA_STATE_HEAD_FLOATS + d] : 0.0f;
+    }
+}
+
+/* Hands the states to the state tensors. */
+template <uint32_t V>
+static __device__ void give_states(const attend_params &p, const fold_row &row, uint32_t first, uint32_t count,
+                                   const float *states)
+{
+    for (uint32_t k = 0; k < count; ++k) {
+        float part[V];
+        elements_of<V>(p, states + k * p.state_floats, part);
+        finish_state(&p, first + k, row.token, row.head, head_of(states + k * p.state_floats), part);
+    }
+}
+
 /* Merges the live chunks of a row and hands each to the state tensors if they are wanted. */
 template <uint32_t V>
 static __device__ void merge_chunks(const attend_params &p, const fold_row &row, float *states, fold_memory *m,
                                     nbl_state_head *total, float (&o)[V])
 {
+    float base = -INFINITY;
     for (uint32_t first = 0; first < row.live; first += batch<V>::states) {
         const uint32_t count = min(row.live - first, batch<V>::states);
         copy_states(p, row, first, count, states);
         total->offset = states[2]; /* the same in all */
-        nbl_state_head head = nbl_state_empty(0.0f);
-        if (threadIdx.x < count) {
-            const float4 four = *(const float4 *)(const void *)(states + threadIdx.x * p.state_floats);
-            head = {four.x, four.y, four.z, 0.0f};
+        plan_steps(threadIdx.x < count ? head_of(states + threadIdx.x * p.state_floats) : nbl_state_empty(0.0f), m, base);
+        if (p.state_head.data != NULL) {
+            give_states<V>(p, row, first, count, states);
         }
-        plan_steps(head, total->sum == 0.0f ? -INFINITY : total->base, m->steps, m->warp_most);
-#pragma unroll 4
+#pragma unroll 8
         for (uint32_t k = 0; k < count; ++k) {
+            const fold_step s = m->steps[k];
             float part[V];
+            elements_of<V>(p, states + k * p.state_floats, part);
+            total->sum = total->sum * s.left + s.sum * s.right;
 #pragma unroll
             for (uint32_t i = 0; i < V; ++i) {
-                const uint32_t d = threadIdx.x + i * FINISH_THREADS;
-                part[i] = d < p.v_dim ? states[k * p.state_floats + CUDA_STATE_HEAD_FLOATS + d] : 0.0f;
+                o[i] = o[i] * s.left + part[i] * s.right;
             }
-            if (p.state_head.data != NULL) {
-                finish_state(&p, first + k, row.token, row.head, m->steps[k].head, part);
-            }
-            take_step<V>(m->steps[k], part, total, o);
         }
     }
+    total->base = base;
 }
 
 /* The sequence of the block's row as the call says it, all of it checked here, for no prepare has. q_len 0 if it is
@@ -171,8 +190,7 @@ static __global__ void __launch_bounds__(FINISH_THREADS) fold_kernel(const __gri
     __shared__ float shared[V * FINISH_THREADS];
     __shared__ fold_memory m;
     fold_row row;
-    ptx_grid_release();
-    ptx_grid_wait();
+    ptx_grid_wait(); /* no release: blocks of a next call that came early would not be spread evenly */
     if (!read_row(p, row)) {
         return;
     }

@@ -136,8 +136,8 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_PROCESSOR)
     prepare_kernel(const __grid_constant__ attend_params p)
 {
     __shared__ uint32_t slots[VECTORS_MAX];
-    ptx_grid_release();
     ptx_grid_wait();
+    ptx_grid_release();
     if (blockIdx.x < p.batch) {
         check_sequence(p, blockIdx.x);
     } else {

@@ -143,19 +143,4 @@ CUDA_DEVICE query16 query16_make(const attend_params &p, float (&x)[BLOCK16], ui
     return out;
 }
 
-/** A row of a kv head's unit, by a team of TEAM lanes of a warp; zeros if there is none. All lanes call it. */
-template <uint32_t TEAM>
-CUDA_DEVICE query16 query16_row(const attend_params &p, uint32_t sequence, int32_t kv_len, uint32_t token, uint32_t head,
-                                bool active, uint32_t b)
-{
-    static_assert((TEAM & (TEAM - 1u)) == 0 && TEAM <= 32u, "teams within a warp");
-    block16_centering centering = {NULL, NULL, NULL};
-    if (p.centering) {
-        centering = block16_centering_of(&p.centers, sequence, p.kv_heads, head / p.group_rows, p.k_dim, p.status);
-    }
-    float x[BLOCK16];
-    query16_load(p, token, head, active, b, centering, x);
-    return query16_make(p, x, TEAM, b, NULL, centering, sequence, kv_len);
-}
-
 #endif
