@@ -238,24 +238,13 @@ static attend_kernel *choose_kernel(attend_params *p, const attend_bounds *b)
     return nbl_cuda_attend_generic;
 }
 
-/* Whether the call asks for states, or for a range of the tokens: then there is more to say of rows, and to check, than
- * the chunks at hand show. */
-static int is_part(const attend_params *p)
-{
-    return p->state_head.data != NULL || p->range_begin != 0 || p->range_end != UINT32_MAX;
-}
-
 static nbl_status launch_all(attend_params *p, const attend_bounds *b, cudaStream_t stream, nbl_error *err)
 {
     if (!p->is_float && nbl_cuda_short_supports(p)) {
         return cuda_result(err, nbl_cuda_attend_short(p, stream), "attend");
     }
     attend_kernel *kernel = choose_kernel(p, b);
-    nbl_status status = NBL_OK;
-    p->prepared = kernel != nbl_cuda_attend_decode || is_part(p);
-    if (p->prepared) {
-        status = cuda_result(err, nbl_cuda_attend_prepare(p, stream), "attend, first step");
-    }
+    nbl_status status = cuda_result(err, nbl_cuda_attend_prepare(p, stream), "attend, first step");
     if (status == NBL_OK && (p->chunks > 0 || !p->split)) {
         status = cuda_result(err, kernel(p, stream), "attend, main step");
     }

@@ -173,8 +173,6 @@ typedef struct attend_params {
     uint32_t v_fp16;     /**< the same of P and V */
     uint32_t tile_pages; /**< a tile is so many pages, */
     uint32_t tile_rest;  /**< and so many tokens more */
-    uint32_t prepared;   /**< 0: no prepare goes before the decode kernel, and fold checks the sequences */
-    uint32_t reserved;
     uint32_t fp4_format; /**< K's format where the Blackwell core does the call (NUM 7), else NBL_FORMAT_NONE; queries
                               are then as tile/fp4_query.cuh says */
 } attend_params;
@@ -203,7 +201,7 @@ cudaError_t nbl_cuda_attend_fold(const attend_params *p, cudaStream_t stream);
 
 /** 1 if the decode kernel takes the call; looks at sizes, formats and flags only, never at device memory. */
 int nbl_cuda_decode_supports(const attend_params *p);
-/** Split calls that nbl_cuda_decode_supports takes; writes `states`, but for chunks with a bad page. Needs no prepare. */
+/** Split calls that nbl_cuda_decode_supports takes; writes `states`. */
 cudaError_t nbl_cuda_attend_decode(const attend_params *p, cudaStream_t stream);
 
 /** 1 if the kernel for short caches takes the call; looks at sizes, formats and flags only, never at device memory. */

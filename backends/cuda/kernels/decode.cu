@@ -28,8 +28,6 @@
 #include "../tile/decode_softmax.cuh"
 #include "../tile/decode_values.cuh"
 #include "../tile/launch.cuh"
-#include "../tile/query_warp.cuh"
-#include "../tile/sequence_check.cuh"
 
 namespace
 {
@@ -49,19 +47,14 @@ PTX_FN int32_t clamp_position(int64_t x)
 /* Row r of the unit: query token r / group_rows of its sequence. */
 PTX_FN uint64_t row_index(const attend_params &p, const unit &u, uint32_t r)
 {
-    uint32_t token = (uint32_t)p.q_indptr[u.sequence] + r / p.group_rows;
+    uint32_t token = (uint32_t)p.sequences[u.sequence].q_first + r / p.group_rows;
     return (uint64_t)token * p.q_heads + u.kv_head * p.group_rows + r % p.group_rows;
-}
-
-PTX_FN int32_t query_tokens(const attend_params &p, const unit &u)
-{
-    return p.q_indptr[u.sequence + 1u] - p.q_indptr[u.sequence];
 }
 
 /* Visible positions of a row (NUM 5.2). */
 PTX_FN void row_range(const attend_params &p, const unit &u, uint32_t r, int32_t &first, int32_t &end)
 {
-    int64_t position = (int64_t)u.kv_len - query_tokens(p, u) + r / p.group_rows;
+    int64_t position = (int64_t)u.kv_len - p.sequences[u.sequence].q_len + r / p.group_rows;
     int64_t a = p.range_begin;
     int64_t e = u.kv_len < p.range_end ? u.kv_len : p.range_end;
     if (p.flags & NBL_ATTEND_CAUSAL) {
@@ -89,57 +82,26 @@ template <int RPL> PTX_FN lane_rows<RPL> load_rows(const attend_params &p, const
         rows.first[i] = rows.end[i] = 0;
         rows.base[i] = rows.sum[i] = 0.0f;
         if (r < u.rows) {
+            const cuda_query &q = p.queries[row_index(p, u, r)];
+            rows.scale[i] = q.scale;
+            rows.bias[i] = q.bias;
             row_range(p, u, r, rows.first[i], rows.end[i]);
         }
     }
     return rows;
 }
 
-/* Where the state of a row goes. */
-PTX_FN float *state_of(const attend_params &p, const unit &u, uint32_t r)
-{
-    return p.states + (row_index(p, u, r) * p.chunks + u.chunk) * p.state_floats;
-}
-
-PTX_FN query_source place_of_row(const attend_params &p, const unit &u, uint32_t row)
-{
-    const bool is_there = row < u.rows;
-    const uint32_t r = is_there ? row : 0u;
-    return {u.sequence, (int32_t)u.kv_len, (uint32_t)p.q_indptr[u.sequence] + r / p.group_rows,
-            u.kv_head * p.group_rows + r % p.group_rows, is_there};
-}
-
-/* Canonical query rows (NUM 5.1): codes to shared memory, scale and bias to the lanes that have the row, the offset to
- * its state. The next row is read while one is worked on. */
+/* Q as the B operand: codes 8(4s + t)..+7 of k-step s for the lane's column. */
 template <int D, int RPL>
-PTX_FN void make_queries(const attend_params &p, const unit &u, warp_memory<D, RPL> &m, lane_rows<RPL> &rows,
-                         uint32_t lane)
+PTX_FN void load_queries(const attend_params &p, const unit &u, warp_memory<D, RPL> &m, uint32_t lane)
 {
-    constexpr int E = D / 32;
-    float next[E];
-    query_source at = place_of_row(p, u, 0);
-    query_warp_read(p, at, lane, next);
-#pragma unroll 1
-    for (uint32_t row = 0; row < 4u * RPL; ++row) {
-        float x[E];
+    const uint32_t g = lane / 4u, t = lane % 4u;
+    const uint32_t r = RPL == 1 ? g / 2u : g;
+    const int8_t *codes = p.codes + (r < u.rows ? row_index(p, u, r) : 0) * p.k_dim_padded + 8u * t;
 #pragma unroll
-        for (int i = 0; i < E; ++i) {
-            x[i] = next[i];
-        }
-        const query_source now = at;
-        at = place_of_row(p, u, row + 1u);
-        query_warp_read(p, at, lane, next);
-        const warp_query<E> q = query_warp_make(p, now, lane, x);
-        query_warp_store(q, row, lane, &m.q[0][0], 16u * RPL);
-        if (now.is_there && lane == 0) {
-            *reinterpret_cast<float2 *>(state_of(p, u, row) + 2) = make_float2(q.offset, 0.0f);
-        }
-#pragma unroll
-        for (int i = 0; i < RPL; ++i) {
-            const bool is_mine = row == (RPL == 1 ? lane % 4u : 2u * (lane % 4u) + i);
-            rows.scale[i] = is_mine && now.is_there ? q.scale : rows.scale[i];
-            rows.bias[i] = is_mine && now.is_there ? q.bias : rows.bias[i];
-        }
+    for (int s = 0; s < D / 32; ++s) {
+        const uint2 q = *reinterpret_cast<const uint2 *>(codes + 32 * s);
+        m.q[s][query_place<RPL>(g, t)] = r < u.rows ? q : make_uint2(0, 0);
     }
 }
 
@@ -153,11 +115,12 @@ PTX_FN void write_states(const attend_params &p, const unit &u, const lane_rows<
         if (r >= u.rows) {
             continue;
         }
-        float *state = state_of(p, u, r);
+        uint64_t index = row_index(p, u, r);
+        float *state = p.states + (index * p.chunks + u.chunk) * p.state_floats;
         bool empty = !(rows.has_base >> i & 1u) || rows.sum[i] == 0.0f;
         if (g == 0) {
-            *reinterpret_cast<float2 *>(state) =
-                make_float2(empty ? -INFINITY : rows.base[i], empty ? 0.0f : rows.sum[i]);
+            *reinterpret_cast<float4 *>(state) = make_float4(empty ? -INFINITY : rows.base[i],
+                                                             empty ? 0.0f : rows.sum[i], p.queries[index].offset, 0.0f);
         }
 #pragma unroll
         for (int n = 0; n < VD / 16; ++n) {
@@ -169,24 +132,14 @@ PTX_FN void write_states(const attend_params &p, const unit &u, const lane_rows<
 
 /* ---------------------------------------------------------------------------------------------- unit */
 
-/* Whether all pages of the unit are there, a lane for each; what is not there is reported by fold. */
-PTX_FN bool has_pages(const attend_params &p, const unit &u, uint32_t lane)
-{
-    static_assert(NBL_CHUNK_TOKENS <= 32u * GROUP, "a lane for each page");
-    const uint32_t entry = (p.first_chunk + u.chunk) * NBL_CHUNK_TOKENS / p.pages.page_tokens + lane;
-    const uint32_t end = min(u.kv_len, (p.first_chunk + u.chunk + 1u) * NBL_CHUNK_TOKENS);
-    const bool is_there = entry * p.pages.page_tokens >= end || cuda_region_find(&p.pages, u.pages[entry]) != NULL;
-    return __all_sync(0xffffffffu, is_there);
-}
-
-/* The unit's rows and tiles; false if there is nothing to do, or its sequence is bad. */
-PTX_FN bool load_unit(const attend_params &p, uint32_t index, unit &u, uint32_t lane)
+/* The unit's rows and tiles; false if there is nothing to do. */
+PTX_FN bool load_unit(const attend_params &p, uint32_t index, unit &u)
 {
     u.chunk = index % p.chunks;
     u.kv_head = index / p.chunks % p.kv_heads;
     u.sequence = index / p.chunks / p.kv_heads;
-    const sequence_lengths s = read_lengths(p, u.sequence);
-    if (!s.good || s.q_len == 0 || u.chunk >= cuda_live_chunks(&p, s.kv_len)) {
+    const cuda_sequence s = p.sequences[u.sequence];
+    if (s.q_len == 0 || u.chunk >= cuda_live_chunks(&p, s.kv_len)) {
         return false;
     }
     u.kv_len = (uint32_t)s.kv_len;
@@ -206,7 +159,7 @@ PTX_FN bool load_unit(const attend_params &p, uint32_t index, unit &u, uint32_t 
     uint32_t to = min((uint32_t)end, chunk_first + NBL_CHUNK_TOKENS);
     u.first_tile = from / CUDA_TILE_TOKENS;
     u.end_tile = to > from ? (to + CUDA_TILE_TOKENS - 1u) / CUDA_TILE_TOKENS : u.first_tile;
-    return has_pages(p, u, lane);
+    return true;
 }
 
 /* 0xf0f0f0f0, in a register: an instruction has room for one constant, and the compiler would not keep this one. */
@@ -407,15 +360,15 @@ __global__ void __launch_bounds__(32, shape<D, RPL>::warps) decode_kernel(const 
     unit u;
     ptx_grid_wait();
     ptx_grid_release();
-    if (!load_unit(p, blockIdx.x, u, lane)) {
+    if (!load_unit(p, blockIdx.x, u)) {
         return;
     }
     walker<D, RPL> w = {p, m, u, lane, lane / 4u, lane % 4u};
     w.high_nibbles = load_constant(m);
     __syncwarp();
-    w.rows = load_rows<RPL>(p, u, w.t);
-    make_queries<D, RPL>(p, u, m, w.rows, lane);
     w.begin();
+    load_queries<D, RPL>(p, u, m, lane);
+    w.rows = load_rows<RPL>(p, u, w.t);
 #pragma unroll
     for (int n = 0; n < D / 16; ++n) {
 #pragma unroll

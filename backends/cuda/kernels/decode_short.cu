@@ -41,6 +41,7 @@ constexpr uint32_t CLUSTER_MAX = 8;
 constexpr uint32_t TILES_PER_PROCESSOR = 16; /* beyond that the decode kernel is faster */
 constexpr uint32_t ROWS_MAX = 8; /* of a kv head of a sequence */
 constexpr uint32_t ROW_BYTES = 128;
+constexpr uint32_t AT_ONCE = 4; /* tiles whose sums are on their way together */
 constexpr uint32_t CLASSES = NBL_PARTIAL_SUMS; /* lanes of a row in the softmax; a lane has tokens j mod 16 */
 constexpr uint32_t CLASS_TOKENS = CUDA_TILE_TOKENS / CLASSES;
 constexpr uint32_t TILE_WARPS = GROUPS;
@@ -213,21 +214,28 @@ PTX_FN void ask_group(const attend_params &p, const short_plan &plan, const plac
 
 /* ---------------------------------------------------------------------------------------------- queries */
 
-/* Canonical rows to every tile of the block, a warp for each. */
+PTX_FN query_source source_of(const attend_params &p, const place &w, uint32_t row)
+{
+    const bool is_there = row < w.rows;
+    const uint32_t place = is_there ? row : 0u;
+    return {w.sequence, w.kv_len, (uint32_t)w.q_first + token_of(p, w, place), head_of(p, w, place), is_there};
+}
+
+/* Canonical rows to every tile of the block, a warp for each. `x` is what the warp's first row holds: it was asked for
+ * before K and V, behind which it would have to wait. */
 template <int D, int RPL>
 PTX_FN void make_queries(const attend_params &p, const place &w, row_memory &rows, const tile_array<D, RPL> &tiles,
-                         uint32_t warp, uint32_t lane)
+                         uint32_t warp, uint32_t lane, float (&x)[D / 32])
 {
     constexpr int E = D / 32;
 #pragma unroll 1
     for (uint32_t row = warp; row < 4u * RPL; row += TILE_WARPS << w.tiles_log2) {
-        const bool is_there = row < w.rows;
-        const uint32_t place = is_there ? row : 0u;
-        const query_source at = {w.sequence, w.kv_len, (uint32_t)w.q_first + token_of(p, w, place), head_of(p, w, place),
-                                is_there};
-        float x[E];
-        query_warp_read(p, at, lane, x);
+        const query_source at = source_of(p, w, row);
+        if (row != warp) {
+            query_warp_read(p, at, lane, x);
+        }
         const warp_query<E> q = query_warp_make(p, at, lane, x);
+        const bool is_there = at.is_there;
         for (uint32_t i = 0; i < 1u << w.tiles_log2; ++i) {
             query_warp_store(q, row, lane, &tiles[i].q[0][0], 16u * RPL);
         }
@@ -461,40 +469,47 @@ template <int E> struct row_total {
     float o[E];
 };
 
-/* Tiles of chunk n in order (NUM 5.4). `mine` is the row in tile `lane`. */
+/* Sums of the lane's elements of a row in one tile. */
 template <int D, int RPL, int E>
-PTX_FN void combine_tiles(const place &w, const tile_array<D, RPL> &tiles, uint32_t n, uint32_t row, uint32_t lane,
-                          const float4 &mine, row_total<E> &chunk)
+PTX_FN void read_sums(const place &w, const tile_array<D, RPL> &tiles, uint32_t tile, uint32_t row, uint32_t lane,
+                      int32_t (&a)[E])
 {
-    int4 a[CUDA_CHUNK_TILES][(E + 3) / 4];
+    const uint32_t at =
+        ptx_cluster_map(ptx_shared_address(&tiles[local_of(w, tile)].sums[row][E * lane]), block_of(w, tile));
 #pragma unroll
-    for (uint32_t k = 0; k < CUDA_CHUNK_TILES; ++k) {
-        const uint32_t tile = min(n * CUDA_CHUNK_TILES + k, (w.blocks << w.tiles_log2) - 1u);
-        const uint32_t at = ptx_cluster_map(ptx_shared_address(&tiles[local_of(w, tile)].sums[row][E * lane]), block_of(w, tile));
-#pragma unroll
-        for (uint32_t i = 0; i < (E + 3) / 4; ++i) {
-            if (E >= 4) {
-                const uint4 four = ptx_cluster_load_16(at + 16u * i);
-                a[k][i] = make_int4((int)four.x, (int)four.y, (int)four.z, (int)four.w);
-            } else {
-                a[k][i] = make_int4((int)ptx_cluster_load_4(at), (int)ptx_cluster_load_4(at + 4u), 0, 0);
-            }
+    for (int i = 0; i < E; i += 4) {
+        if (E >= 4) {
+            const uint4 four = ptx_cluster_load_16(at + 4u * i);
+            a[i] = (int32_t)four.x, a[(i + 1) % E] = (int32_t)four.y;
+            a[(i + 2) % E] = (int32_t)four.z, a[(i + 3) % E] = (int32_t)four.w;
+        } else {
+            a[0] = (int32_t)ptx_cluster_load_4(at), a[1] = (int32_t)ptx_cluster_load_4(at + 4u);
         }
     }
+}
+
+/* Tiles from the first-th on, AT_ONCE of them, in order (NUM 5.4). `mine` is the row in tile `lane`. */
+template <int D, int RPL, int E>
+PTX_FN void combine_tiles(const place &w, const tile_array<D, RPL> &tiles, uint32_t first, uint32_t row, uint32_t lane,
+                          const float4 &mine, row_total<E> &chunk)
+{
+    int32_t a[AT_ONCE][E];
 #pragma unroll
-    for (uint32_t k = 0; k < CUDA_CHUNK_TILES; ++k) {
-        const uint32_t tile = n * CUDA_CHUNK_TILES + k;
-        const float b = __shfl_sync(FULL_WARP, mine.x, tile % 32u), l = __shfl_sync(FULL_WARP, mine.y, tile % 32u);
-        const float base = __shfl_sync(FULL_WARP, mine.z, tile % 32u);
-        const float rescale = __shfl_sync(FULL_WARP, mine.w, tile % 32u);
+    for (uint32_t k = 0; k < AT_ONCE; ++k) {
+        read_sums<D, RPL, E>(w, tiles, min(first + k, (w.blocks << w.tiles_log2) - 1u), row, lane, a[k]);
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < AT_ONCE; ++k) {
+        const uint32_t from = (first + k) % 32u;
+        const float b = __shfl_sync(FULL_WARP, mine.x, from), l = __shfl_sync(FULL_WARP, mine.y, from);
+        const float base = __shfl_sync(FULL_WARP, mine.z, from), rescale = __shfl_sync(FULL_WARP, mine.w, from);
         chunk.head.base = base > -INFINITY ? base : chunk.head.base;
         chunk.head.sum *= rescale;
         chunk.head.sum = b != 0.0f ? nbl_fma(l, b, chunk.head.sum) : chunk.head.sum;
-        const int *sums = &a[k][0].x;
 #pragma unroll
         for (int i = 0; i < E; ++i) {
             chunk.o[i] *= rescale;
-            chunk.o[i] = b != 0.0f ? nbl_fma((float)sums[i], b, chunk.o[i]) : chunk.o[i];
+            chunk.o[i] = b != 0.0f ? nbl_fma((float)a[k][i], b, chunk.o[i]) : chunk.o[i];
         }
     }
 }
@@ -509,12 +524,15 @@ PTX_FN void combine_chunks(const place &w, const tile_array<D, RPL> &tiles, uint
             ptx_cluster_load_16(ptx_cluster_map(ptx_shared_address(&tiles[local_of(w, lane)].row[row]), block_of(w, lane)));
         mine = make_float4(nbl_float_of(four.x), nbl_float_of(four.y), nbl_float_of(four.z), nbl_float_of(four.w));
     }
-    const uint32_t chunks = ((uint32_t)w.kv_len + NBL_CHUNK_TOKENS - 1u) / NBL_CHUNK_TOKENS;
+    const uint32_t end = ((uint32_t)w.kv_len + CUDA_TILE_TOKENS - 1u) / CUDA_TILE_TOKENS;
 #pragma unroll 1
-    for (uint32_t n = 0; n < chunks; ++n) {
+    for (uint32_t first = 0; first < end; first += CUDA_CHUNK_TILES) {
         row_total<E> chunk = {nbl_state_empty(total.head.offset), {}};
-        chunk.head.sum = 0.0f;
-        combine_tiles<D, RPL, E>(w, tiles, n, row, lane, mine, chunk);
+        const uint32_t last = min(first + CUDA_CHUNK_TILES, end);
+#pragma unroll 1
+        for (uint32_t tile = first; tile < last; tile += AT_ONCE) {
+            combine_tiles<D, RPL, E>(w, tiles, tile, row, lane, mine, chunk);
+        }
         nbl_state_merge(&total.head, total.o, &chunk.head, chunk.o, E);
     }
 }
@@ -638,10 +656,12 @@ __global__ void __launch_bounds__(most<D, RPL>::tiles * TILE_THREADS, RPL == 1 &
     const bool has_page = !has_tokens || check_page(p, w.sequence, entry, page);
     const bool works = has_tokens && has_page && w.rows > 0;
     const cuda_region &region = p.pages.regions[works ? region_of(p.pages, (uint32_t)page) : 0u];
+    float x[D / 32];
+    query_warp_read(p, source_of(p, w, warp), lane, x);
     if (works) {
         ask_group<D, RPL>(p, plan, w, m, region, (uint32_t)page, lane);
     }
-    make_queries<D, RPL>(p, w, rows, tiles, warp, lane);
+    make_queries<D, RPL>(p, w, rows, tiles, warp, lane, x);
     const bool good = check_center(p, w.sequence) && check_heads(p) && has_page;
     const bool all_good = __syncthreads_and(good) != 0;
     if (threadIdx.x == 0) {

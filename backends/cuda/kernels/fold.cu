@@ -8,7 +8,6 @@
 #include "../ptx/ptx.cuh"
 #include "../tile/finish.cuh"
 #include "../tile/launch.cuh"
-#include "../tile/sequence_check.cuh"
 
 /* States of a row that are brought to shared memory and planned at once, a thread for each. All their bytes are on their
  * way together: a row of many chunks would be bound by latency. */
@@ -75,7 +74,7 @@ struct fold_row {
     uint32_t token;
     uint32_t head;
     uint32_t live; /* chunks with a state */
-    float offset; /* of states past the last chunk */
+    float offset;
 };
 
 /* Copies `count` states of the row, from the first-th on. They lie side by side. */
@@ -130,7 +129,6 @@ static __device__ void merge_chunks(const attend_params &p, const fold_row &row,
     for (uint32_t first = 0; first < row.live; first += batch<V>::states) {
         const uint32_t count = min(row.live - first, batch<V>::states);
         copy_states(p, row, first, count, states);
-        total->offset = states[2]; /* the same in all */
         plan_steps(threadIdx.x < count ? head_of(states + threadIdx.x * p.state_floats) : nbl_state_empty(0.0f), m, base);
         if (p.state_head.data != NULL) {
             give_states<V>(p, row, first, count, states);
@@ -150,36 +148,16 @@ static __device__ void merge_chunks(const attend_params &p, const fold_row &row,
     total->base = base;
 }
 
-/* The sequence of the block's row as the call says it, all of it checked here, for no prepare has. q_len 0 if it is
- * bad. All threads call it. */
-static __device__ cuda_sequence check_sequence(const attend_params &p, uint32_t token)
-{
-    const uint32_t b = find_sequence(p, token);
-    const sequence_lengths s = read_lengths(p, b);
-    if (!s.good) {
-        report_lengths(p, b, s);
-    }
-    bool good = check_center(p, b) && check_heads(p) && s.good;
-    good = good && check_pages<FINISH_THREADS>(p, b, (uint32_t)s.kv_len);
-    return __syncthreads_and(good) ? cuda_sequence{s.q_first, s.q_len, s.kv_len, 0} : cuda_sequence{0, 0, 0, 0};
-}
-
 /* The block's row; false if it belongs to a bad sequence, or to none. */
 static __device__ bool read_row(const attend_params &p, fold_row &row)
 {
     row.index = blockIdx.x;
     row.token = row.index / p.q_heads;
     row.head = row.index % p.q_heads;
-    cuda_sequence sequence;
-    row.offset = 0.0f;
-    if (p.prepared) {
-        const cuda_query query = p.queries[row.index];
-        sequence = p.sequences[query.sequence];
-        row.offset = query.offset;
-    } else {
-        sequence = check_sequence(p, row.token);
-    }
+    const cuda_query query = p.queries[row.index];
+    const cuda_sequence sequence = p.sequences[query.sequence];
     row.live = cuda_live_chunks(&p, sequence.kv_len);
+    row.offset = query.offset;
     return row.token - (uint32_t)sequence.q_first < (uint32_t)sequence.q_len;
 }
 
