@@ -6,6 +6,7 @@
 #include "cuda_plugin.h"
 
 #include "exp2grid.h"
+#include "kernels/tensor.h"
 
 #include <fenv.h>
 #include <math.h>
@@ -222,6 +223,9 @@ typedef cudaError_t attend_kernel(const attend_params *p, cudaStream_t stream);
 /* The kernel of a call. A prefill with enough rows for the device is not split, unless states are wanted. */
 static attend_kernel *choose_kernel(attend_params *p, const attend_bounds *b)
 {
+    if (p->fp4_format != NBL_FORMAT_NONE && nbl_cuda_tensor_supports(p)) {
+        return nbl_cuda_attend_tensor;
+    }
     if (p->fp4_format != NBL_FORMAT_NONE) {
         return nbl_cuda_attend_blackwell;
     }
