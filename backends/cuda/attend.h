@@ -9,6 +9,8 @@
  *     attend    one of the kernels: generic, decode, prefill; chunk states or finished rows
  *     fold      only if split: chunk states to O, LSE and state tensors (NUM 5.6, 5.7)
  *
+ * Short caches take one step instead, which does all of it (decode_short.cu).
+ *
  * Valid as C11 and as CUDA C++. Device pointers only; all bounds are known to the host, all lengths are read from
  * `sequences` by the device.
  */

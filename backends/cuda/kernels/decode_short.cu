@@ -39,9 +39,9 @@ namespace
 
 constexpr uint32_t CLUSTER_MAX = 8;
 constexpr uint32_t TILES_PER_PROCESSOR = 16; /* beyond that the decode kernel is faster */
-constexpr uint32_t ROWS_MAX = 8; /* of a kv head of a sequence */
+constexpr uint32_t ROWS_MAX = 8;             /* of a kv head of a sequence */
 constexpr uint32_t ROW_BYTES = 128;
-constexpr uint32_t AT_ONCE = 4; /* tiles whose sums are on their way together */
+constexpr uint32_t AT_ONCE = 4;                /* tiles whose sums are on their way together */
 constexpr uint32_t CLASSES = NBL_PARTIAL_SUMS; /* lanes of a row in the softmax; a lane has tokens j mod 16 */
 constexpr uint32_t CLASS_TOKENS = CUDA_TILE_TOKENS / CLASSES;
 constexpr uint32_t TILE_WARPS = GROUPS;
@@ -107,8 +107,8 @@ struct place {
     uint32_t rank;       /* of the block */
     uint32_t blocks;     /* of the cluster */
     uint32_t tiles_log2; /* of a block */
-    uint32_t local;  /* the warp's tile in the block, */
-    uint32_t tile;   /* in the sequence */
+    uint32_t local;      /* the warp's tile in the block, */
+    uint32_t tile;       /* in the sequence */
     uint32_t group;
     int32_t q_first;
     int32_t q_len;
@@ -177,12 +177,14 @@ template <int D> PTX_FN void ask_codes(uint32_t to, uint64_t from, uint32_t kind
 }
 
 /* Scale planes of one kind of the warp's group, 16 tokens a lane. */
-template <int D> PTX_FN void ask_scales(uint32_t to, uint64_t from, uint32_t planes, uint32_t page_tokens, uint32_t lane)
+template <int D>
+PTX_FN void ask_scales(uint32_t to, uint64_t from, uint32_t planes, uint32_t page_tokens, uint32_t lane)
 {
     static_assert(2 * SCALE_PLANES(D) <= 32, "a lane for half a plane");
     const uint32_t plane = lane / 2u, half = lane % 2u * 16u;
     if (plane < planes) {
-        ptx_cp_async_16(to + plane * CUDA_TILE_TOKENS + half, (const void *)(from + (uint64_t)plane * page_tokens + half));
+        ptx_cp_async_16(to + plane * CUDA_TILE_TOKENS + half,
+                        (const void *)(from + (uint64_t)plane * page_tokens + half));
     }
 }
 
@@ -256,7 +258,8 @@ PTX_FN void make_logits(const attend_params &p, const place &w, const row_memory
 {
     const uint32_t g = lane / 4u, t = lane % 4u, first = w.group * GROUP;
     const uint32_t quad = w.group * (GROUP / 4u) + lane % (GROUP / 4u);
-    prepare_scales<D, RPL>(m, r.k_format, r.v_format, w.kv_len - (int32_t)(w.tile * CUDA_TILE_TOKENS + 4u * quad), quad);
+    prepare_scales<D, RPL>(m, r.k_format, r.v_format, w.kv_len - (int32_t)(w.tile * CUDA_TILE_TOKENS + 4u * quad),
+                           quad);
     const int32_t bias[2] = {rows.bias[lane_row<RPL>(t, 0)], rows.bias[lane_row<RPL>(t, RPL - 1)]};
     int32_t s[2][4];
     k_group<D, RPL>(m, codes, r.k_format, w.group, lane, bias, s);
@@ -374,8 +377,8 @@ PTX_FN float chunk_most(const place &w, const tile_array<D, RPL> &tiles, uint32_
     if (tile >= (w.blocks << w.tiles_log2)) {
         return -INFINITY;
     }
-    const uint4 four = ptx_cluster_load_16(
-        ptx_cluster_map(ptx_shared_address(tiles[local_of(w, tile)].most[row]), block_of(w, tile)));
+    const uint4 four =
+        ptx_cluster_load_16(ptx_cluster_map(ptx_shared_address(tiles[local_of(w, tile)].most[row]), block_of(w, tile)));
     return fmaxf(fmaxf(nbl_float_of(four.x), nbl_float_of(four.y)), fmaxf(nbl_float_of(four.z), nbl_float_of(four.w)));
 }
 
@@ -516,12 +519,13 @@ PTX_FN void combine_tiles(const place &w, const tile_array<D, RPL> &tiles, uint3
 
 /* Chunks of a row in order (NUM 5.6). */
 template <int D, int RPL, int E>
-PTX_FN void combine_chunks(const place &w, const tile_array<D, RPL> &tiles, uint32_t row, uint32_t lane, row_total<E> &total)
+PTX_FN void combine_chunks(const place &w, const tile_array<D, RPL> &tiles, uint32_t row, uint32_t lane,
+                           row_total<E> &total)
 {
     float4 mine = make_float4(0.0f, 0.0f, -INFINITY, 1.0f);
     if (lane < (w.blocks << w.tiles_log2)) {
-        const uint4 four =
-            ptx_cluster_load_16(ptx_cluster_map(ptx_shared_address(&tiles[local_of(w, lane)].row[row]), block_of(w, lane)));
+        const uint4 four = ptx_cluster_load_16(
+            ptx_cluster_map(ptx_shared_address(&tiles[local_of(w, lane)].row[row]), block_of(w, lane)));
         mine = make_float4(nbl_float_of(four.x), nbl_float_of(four.y), nbl_float_of(four.z), nbl_float_of(four.w));
     }
     const uint32_t end = ((uint32_t)w.kv_len + CUDA_TILE_TOKENS - 1u) / CUDA_TILE_TOKENS;
@@ -576,9 +580,8 @@ PTX_FN void combine(const attend_params &p, const place &w, const row_memory &ro
     constexpr int E = D / 32;
     const uint32_t step = w.blocks * TILE_WARPS << w.tiles_log2;
     uint32_t row = w.rank + w.blocks * warp;
-    const bool good =
-        row < w.rows &&
-        __all_sync(FULL_WARP, ptx_cluster_load_4(ptx_cluster_map(ptx_shared_address(&rows.good), lane % w.blocks)) != 0);
+    const bool good = row < w.rows && __all_sync(FULL_WARP, ptx_cluster_load_4(ptx_cluster_map(
+                                                                ptx_shared_address(&rows.good), lane % w.blocks)) != 0);
     if (!good) {
         ptx_cluster_arrive();
         return;
@@ -628,7 +631,7 @@ PTX_FN bool read_sequence(const attend_params &p, place &w)
 }
 
 template <int D, int RPL>
-__global__ void __launch_bounds__(most<D, RPL>::tiles * TILE_THREADS, RPL == 1 && D <= 128 ? 2 : 1) 
+__global__ void __launch_bounds__(most<D, RPL>::tiles *TILE_THREADS, RPL == 1 && D <= 128 ? 2 : 1)
     short_kernel(const __grid_constant__ attend_params p, const __grid_constant__ short_plan plan)
 {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -646,9 +649,8 @@ __global__ void __launch_bounds__(most<D, RPL>::tiles * TILE_THREADS, RPL == 1 &
     }
     ptx_grid_wait();
     const uint32_t entry = w.start / p.pages.page_tokens;
-    const int32_t page = entry < p.page_table_stride
-                             ? p.page_table[(uint64_t)w.sequence * p.page_table_stride + entry]
-                             : -1; /* asked for before it is known whether there is one */
+    const int32_t page = entry < p.page_table_stride ? p.page_table[(uint64_t)w.sequence * p.page_table_stride + entry]
+                                                     : -1; /* asked for before it is known whether there is one */
     if (!read_sequence(p, w)) {
         return;
     }

@@ -78,7 +78,8 @@ struct fold_row {
 };
 
 /* Copies `count` states of the row, from the first-th on. They lie side by side. */
-static __device__ void copy_states(const attend_params &p, const fold_row &row, uint32_t first, uint32_t count, float *to)
+static __device__ void copy_states(const attend_params &p, const fold_row &row, uint32_t first, uint32_t count,
+                                   float *to)
 {
     const float *states = p.states + ((uint64_t)row.index * p.chunks + first) * p.state_floats;
     __syncthreads(); /* those before have been added */
@@ -98,8 +99,7 @@ static __device__ nbl_state_head head_of(const float *state)
 }
 
 /* The thread's elements of a state. */
-template <uint32_t V>
-static __device__ void elements_of(const attend_params &p, const float *state, float (&part)[V])
+template <uint32_t V> static __device__ void elements_of(const attend_params &p, const float *state, float (&part)[V])
 {
 #pragma unroll
     for (uint32_t i = 0; i < V; ++i) {
@@ -129,7 +129,8 @@ static __device__ void merge_chunks(const attend_params &p, const fold_row &row,
     for (uint32_t first = 0; first < row.live; first += batch<V>::states) {
         const uint32_t count = min(row.live - first, batch<V>::states);
         copy_states(p, row, first, count, states);
-        plan_steps(threadIdx.x < count ? head_of(states + threadIdx.x * p.state_floats) : nbl_state_empty(0.0f), m, base);
+        plan_steps(threadIdx.x < count ? head_of(states + threadIdx.x * p.state_floats) : nbl_state_empty(0.0f), m,
+                   base);
         if (p.state_head.data != NULL) {
             give_states<V>(p, row, first, count, states);
         }
@@ -193,8 +194,9 @@ template <uint32_t V> static cudaError_t launch(const attend_params *p, cudaStre
     const cudaError_t error =
         bytes <= 32768u ? cudaSuccess
                         : cudaFuncSetAttribute(fold_kernel<V>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    return error != cudaSuccess ? error
-                                : launch_after(fold_kernel<V>, dim3(p->q_tokens * p->q_heads), FINISH_THREADS, bytes, stream, p);
+    return error != cudaSuccess
+               ? error
+               : launch_after(fold_kernel<V>, dim3(p->q_tokens * p->q_heads), FINISH_THREADS, bytes, stream, p);
 }
 
 extern "C" cudaError_t nbl_cuda_attend_fold(const attend_params *p, cudaStream_t stream)

@@ -21,8 +21,7 @@ CUDA_DEVICE uint32_t code_word(const float *x, float unit)
 }
 
 /** q8 (NUM 3.2): the thread's canonical codes, four to a word; the exponent of the row is returned. */
-CUDA_DEVICE int32_t query16_q8(float (&x)[BLOCK16], uint32_t team, uint32_t b, uint32_t *slot,
-                                      uint32_t (&words)[4])
+CUDA_DEVICE int32_t query16_q8(float (&x)[BLOCK16], uint32_t team, uint32_t b, uint32_t *slot, uint32_t (&words)[4])
 {
     float amax = nbl_float_of(block16_team_max(block16_amax_bits(x), team, slot, b == 0));
     int32_t exponent = nbl_exponent_for(amax, (float)NBL_INT8_CODE_MAX, NBL_E_MIN, NBL_E_MAX);
@@ -41,8 +40,7 @@ CUDA_DEVICE int32_t query16_q8(float (&x)[BLOCK16], uint32_t team, uint32_t b, u
 }
 
 /** q4 (NUM 3.4 and 2.4), likewise. */
-CUDA_DEVICE int32_t query16_q4(float (&x)[BLOCK16], uint32_t team, uint32_t b, uint32_t *slot,
-                                      uint32_t (&words)[4])
+CUDA_DEVICE int32_t query16_q4(float (&x)[BLOCK16], uint32_t team, uint32_t b, uint32_t *slot, uint32_t (&words)[4])
 {
     int32_t e = block16_mxfp4_exponent(x, NBL_RULE_OPTIMAL, true, b);
     int32_t most = (int32_t)block16_team_max((uint32_t)(e - NBL_BLOCK_E_MIN), team, slot, b == 0) + NBL_BLOCK_E_MIN;
@@ -85,7 +83,7 @@ CUDA_DEVICE void read_bytes(const void *row, uint32_t dim, uint32_t b, uint32_t 
 
 /** The thread's elements of a row, transformed (NUM 5.1); zeros where there is none. */
 CUDA_DEVICE void query16_load(const attend_params &p, uint32_t token, uint32_t head, bool active, uint32_t b,
-                            const block16_centering &centering, float (&x)[BLOCK16])
+                              const block16_centering &centering, float (&x)[BLOCK16])
 {
 #pragma unroll
     for (uint32_t i = 0; i < BLOCK16; ++i) {
@@ -122,8 +120,8 @@ CUDA_DEVICE query16 query16_make(const attend_params &p, float (&x)[BLOCK16], ui
 {
     query16 out;
     uint32_t center[4];
-    int32_t exponent = p.q_format == NBL_Q4 ? query16_q4(x, team, b, slot, out.words)
-                                            : query16_q8(x, team, b, slot, out.words);
+    int32_t exponent =
+        p.q_format == NBL_Q4 ? query16_q4(x, team, b, slot, out.words) : query16_q8(x, team, b, slot, out.words);
     read_bytes(centering.codes, p.k_dim, b, center);
     int32_t sum = 0, dot = 0;
 #pragma unroll

@@ -56,7 +56,8 @@ template <int E> PTX_FN void warp_hadamard(float (&x)[E], uint32_t lane, uint32_
 }
 
 /** The lane's elements as they are; zeros if there is no row. */
-template <int E> PTX_FN void query_warp_read(const attend_params &p, const query_source &at, uint32_t lane, float (&x)[E])
+template <int E>
+PTX_FN void query_warp_read(const attend_params &p, const query_source &at, uint32_t lane, float (&x)[E])
 {
     const uint8_t *row = p.q.data + (int64_t)at.token * p.q.stride[0] + (int64_t)at.head * p.q.stride[1];
 #pragma unroll
@@ -157,7 +158,8 @@ PTX_FN warp_query<E> query_warp_make(const attend_params &p, const query_source 
 }
 
 /** Stores the lane's codes of row r as the decode kernels want them: codes 8(4s + t)..+7 of k-step s at q[s][4r + t]. */
-template <int E> PTX_FN void query_warp_store(const warp_query<E> &q, uint32_t row, uint32_t lane, uint2 *to, uint32_t stride)
+template <int E>
+PTX_FN void query_warp_store(const warp_query<E> &q, uint32_t row, uint32_t lane, uint2 *to, uint32_t stride)
 {
     const uint32_t d = E * lane;
     uint8_t *at = reinterpret_cast<uint8_t *>(&to[d / 32u * stride + 4u * row + d % 32u / 8u]) + d % 8u;
