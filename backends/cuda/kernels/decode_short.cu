@@ -645,7 +645,7 @@ __global__ void __launch_bounds__(most<D, RPL>::tiles *TILE_THREADS, RPL == 1 &&
         (&m.sums[0][0])[i] = 0;
     }
     if (plan.is_small) {
-        ptx_grid_release(); /* else the next call's blocks would go where there is room, not where there is least work */
+        ptx_grid_release(); /* else the next call's blocks would go where there is room, not where work is least */
     }
     ptx_grid_wait();
     const uint32_t entry = w.start / p.pages.page_tokens;

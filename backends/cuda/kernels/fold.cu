@@ -9,7 +9,7 @@
 #include "../tile/finish.cuh"
 #include "../tile/launch.cuh"
 
-/* States of a row that are brought to shared memory and planned at once, a thread for each. All their bytes are on their
+/* States of a row that are brought to shared memory and planned at once, a thread for each. All their bytes are on the
  * way together: a row of many chunks would be bound by latency. */
 template <uint32_t V> struct batch {
     static constexpr uint32_t states = FINISH_THREADS / V;

@@ -157,7 +157,8 @@ PTX_FN warp_query<E> query_warp_make(const attend_params &p, const query_source 
     return out;
 }
 
-/** Stores the lane's codes of row r as the decode kernels want them: codes 8(4s + t)..+7 of k-step s at q[s][4r + t]. */
+/** Stores the lane's codes of row r where a warp's products take them: codes 8(4s + t)..+7 of k-step s at
+ *  q[s][4r + t]. */
 template <int E>
 PTX_FN void query_warp_store(const warp_query<E> &q, uint32_t row, uint32_t lane, uint2 *to, uint32_t stride)
 {
