@@ -19,8 +19,8 @@
  * Base: tile k moves it only if its largest logit z is at least B + 32, for z rounds what t rounds less than that. So B
  * is that of the chunk's first tile unless such a tile comes; then the rows that need it compute that tile's t again.
  *
- * Nothing goes through the workspace. Latencies on an H200, about: launch 2 us, lengths and page ids 0.6, codes 1, the
- * products of a quarter tile 1.5, three barriers 0.7, softmax 0.5, combining 1.
+ * Nothing goes through the workspace. A warp by itself executes an instruction in about five cycles, so instructions in
+ * a row are what takes time, not bytes; docs/performance.md has the cycles of each step.
  */
 #include "../tile/decode_keys.cuh"
 #include "../tile/decode_load.cuh"
