@@ -248,6 +248,9 @@ static attend_kernel *choose_kernel(attend_params *p, const attend_bounds *b)
 
 static nbl_status launch_all(attend_params *p, const attend_bounds *b, cudaStream_t stream, nbl_error *err)
 {
+    if (!p->is_float && nbl_cuda_short_supports(p)) {
+        return cuda_result(err, nbl_cuda_attend_short(p, stream), "attend");
+    }
     attend_kernel *kernel = choose_kernel(p, b);
     nbl_status status = cuda_result(err, nbl_cuda_attend_prepare(p, stream), "attend, first step");
     if (status == NBL_OK && (p->chunks > 0 || !p->split)) {
