@@ -158,36 +158,36 @@ template <int KD, int VD> CUDA_DEVICE void expand_v(const attend_params &p, memo
     }
 }
 
+/* Items of a unit of the slab. */
+CUDA_DEVICE uint32_t items_of_unit(const attend_params &p, uint32_t unit)
+{
+    const cuda_sequence s = p.sequences[(p.first_unit + unit) / p.kv_heads];
+    uint32_t blocks = s.q_len == 0 ? 0u : prefill_blocks(p, s);
+    return blocks * (p.split ? cuda_live_chunks(&p, s.kv_len) : 1u);
+}
+
 /* Where the items of each unit begin, by one block; the work counter becomes 0. */
 CUDA_DEVICE void count_items(const attend_params &p)
 {
     __shared__ uint32_t sums[THREADS];
-    uint32_t share = (p.units + THREADS - 1u) / THREADS;
-    uint32_t from = min(threadIdx.x * share, p.units), to = min(from + share, p.units);
-    uint32_t own = 0;
-    for (int pass = 0; pass < 2; ++pass) {
-        uint32_t next = 0;
-        if (pass == 1) {
-            for (uint32_t i = 0; i < threadIdx.x; ++i) {
-                next += sums[i];
-            }
-        }
-        for (uint32_t u = from; u < to; ++u) {
-            cuda_sequence s = p.sequences[(p.first_unit + u) / p.kv_heads];
-            uint32_t items = s.q_len == 0 ? 0u : prefill_blocks(p, s);
-            items *= p.split ? cuda_live_chunks(&p, s.kv_len) : 1u;
-            own += pass == 0 ? items : 0u;
-            if (pass == 1) {
-                p.prefill_items[1u + u] = next;
-                next += items;
-            }
-        }
-        sums[threadIdx.x] = own;
-        __syncthreads();
-        if (pass == 1 && threadIdx.x == THREADS - 1u) {
-            p.prefill_items[0] = 0;
-            p.prefill_items[1u + p.units] = next;
-        }
+    const uint32_t share = (p.units + THREADS - 1u) / THREADS;
+    const uint32_t from = min(threadIdx.x * share, p.units), to = min(from + share, p.units);
+    uint32_t own = 0, next = 0;
+    for (uint32_t u = from; u < to; ++u) {
+        own += items_of_unit(p, u);
+    }
+    sums[threadIdx.x] = own;
+    __syncthreads();
+    for (uint32_t i = 0; i < threadIdx.x; ++i) {
+        next += sums[i];
+    }
+    for (uint32_t u = from; u < to; ++u) {
+        p.prefill_items[1u + u] = next;
+        next += items_of_unit(p, u);
+    }
+    if (threadIdx.x == THREADS - 1u) {
+        p.prefill_items[0] = 0;
+        p.prefill_items[1u + p.units] = next;
     }
 }
 
