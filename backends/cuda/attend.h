@@ -173,6 +173,7 @@ typedef struct attend_params {
     uint32_t v_fp16;     /**< the same of P and V */
     uint32_t tile_pages; /**< a tile is so many pages, */
     uint32_t tile_rest;  /**< and so many tokens more */
+    uint32_t rows_later; /**< 1: the main step brings query rows to canonical form, not prepare */
     uint32_t reserved;
 } attend_params;
 

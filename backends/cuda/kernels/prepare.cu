@@ -352,7 +352,7 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_PROCESSOR)
 extern "C" cudaError_t nbl_cuda_attend_prepare(const attend_params *p, cudaStream_t stream)
 {
     uint64_t vectors = THREADS * BLOCK16 / p->k_dim_padded * ROWS_PER_TEAM;
-    uint64_t rows = (uint64_t)p->q_tokens * p->q_heads;
+    uint64_t rows = p->rows_later ? 0u : (uint64_t)p->q_tokens * p->q_heads;
     prepare_kernel<<<(uint32_t)(p->batch + (rows + vectors - 1u) / vectors), THREADS, 0, stream>>>(*p);
     return cudaGetLastError();
 }

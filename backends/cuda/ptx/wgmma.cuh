@@ -15,13 +15,19 @@
  *  memory layout */
 enum wgmma_swizzle { WGMMA_SWIZZLE_128 = 1, WGMMA_SWIZZLE_64 = 2 };
 
-/** Descriptor of a tile whose rows lie in the depth's direction, 128 or 64 bytes each, one after the other. PTX ISA,
- *  Asynchronous warpgroup level matrix instructions, matrix descriptor */
-template <int ROW_BYTES> PTX_FN uint64_t wgmma_tile(uint32_t shared)
+/** Lower half of the descriptor of a tile in shared memory whose rows lie in the depth's direction, one after the
+ *  other; 16 bytes further on it is 1 more. PTX ISA, Asynchronous warpgroup level matrix instructions, matrix
+ *  descriptor */
+PTX_FN uint32_t wgmma_tile_low(uint32_t shared)
+{
+    return (shared & 0x3ffffu) >> 4 | 1u << 16;
+}
+
+/** The whole descriptor, for rows of 128 or 64 bytes. PTX ISA, as above */
+template <int ROW_BYTES> PTX_FN uint64_t wgmma_tile_at(uint32_t low)
 {
     constexpr uint64_t swizzle = ROW_BYTES == 128 ? WGMMA_SWIZZLE_128 : WGMMA_SWIZZLE_64;
-    constexpr uint64_t fixed = swizzle << 62 | (uint64_t)(8 * ROW_BYTES >> 4) << 32 | (uint64_t)1 << 16;
-    return fixed | (uint64_t)((shared & 0x3ffffu) >> 4);
+    return swizzle << 62 | (uint64_t)(8 * ROW_BYTES >> 4) << 32 | low;
 }
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
