@@ -86,20 +86,75 @@ CUDA_DEVICE void read_carefully(const attend_params &p, const memory &m, const u
     transform(p, m, team, x);
 }
 
-/* q8 (NUM 3.2): the lane's codes, four to a word; the exponent is returned. */
-CUDA_DEVICE int32_t quantize_q8(const float (&x)[VECTOR32], const range32 &range, codes32 *out)
+/* Largest value of a team, in all its lanes. */
+CUDA_DEVICE uint32_t team_max(const team32 &team, uint32_t value)
 {
-    quantize32_int8(x, range, out);
-    return out->exponent[0];
+    if (team.size != 4u) {
+        return team32_max(team, value);
+    }
+    value = max(value, __shfl_xor_sync(FULL_WARP, value, 1));
+    return max(value, __shfl_xor_sync(FULL_WARP, value, 2));
 }
 
-/* q4 (NUM 3.4, 2.4), likewise. A lane is a block. */
-CUDA_DEVICE int32_t quantize_q4(const float (&x)[VECTOR32], const range32 &range, const team32 &team, codes32 *out)
+/* Sum over a team, in its first lane. */
+CUDA_DEVICE int32_t team_sum(const team32 &team, int32_t value)
 {
-    int32_t e = mxfp4_exponent(x, 2, fmaxf(range.half[0], range.half[1]), NBL_RULE_OPTIMAL);
-    const int32_t most = (int32_t)team32_max(team, (uint32_t)(e - NBL_BLOCK_E_MIN)) + NBL_BLOCK_E_MIN;
+    const int32_t own = value;
+    for (uint32_t k = 1; k < team.size; ++k) {
+        value += __shfl_down_sync(FULL_WARP, own, k);
+    }
+    return value;
+}
+
+/* Largest magnitude of the lane's elements, as bits; a NaN is larger than anything. */
+CUDA_DEVICE uint32_t largest_of(const float (&x)[VECTOR32])
+{
+    float largest[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR32; ++i) {
+        largest[i % 4u] = ptx_max_nan(largest[i % 4u], fabsf(x[i]));
+    }
+    return nbl_bits_of(ptx_max_nan(ptx_max_nan(largest[0], largest[1]), ptx_max_nan(largest[2], largest[3])));
+}
+
+/* Four codes, in the low bytes of four numbers, as a word. */
+CUDA_DEVICE uint32_t code_word(const uint32_t (&bits)[4])
+{
+    return ptx_prmt(ptx_prmt(bits[0], bits[1], 0x0040u), ptx_prmt(bits[2], bits[3], 0x0040u), 0x5410u);
+}
+
+/* q8 (NUM 3.2): the lane's codes, four to a word; the exponent is returned. `vector` is the row's largest magnitude. */
+CUDA_DEVICE int32_t quantize_q8(float (&x)[VECTOR32], float vector, uint32_t (&words)[VECTOR32 / 4u])
+{
+    const int32_t e = nbl_exponent_for(vector, (float)NBL_INT8_CODE_MAX, NBL_E_MIN, NBL_E_MAX);
+    const float inverse = nbl_pow2(-e);
+    const float limit = (float)NBL_INT8_CODE_MAX * nbl_pow2(e);
+    if (__any_sync(FULL_WARP, vector > limit)) { /* only with the largest exponent */
+#pragma unroll
+        for (uint32_t i = 0; i < VECTOR32; ++i) {
+            x[i] = clamp_finite(x[i], limit);
+        }
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR32 / 4u; ++i) {
+        uint32_t bits[4];
+#pragma unroll
+        for (uint32_t j = 0; j < 4u; ++j) { /* the product is exact, the code in the low byte */
+            bits[j] = nbl_bits_of(nbl_fma(x[4u * i + j], inverse, NBL_MAGIC));
+        }
+        words[i] = code_word(bits);
+    }
+    return e;
+}
+
+/* q4 (NUM 3.4, 2.4), likewise. A lane is a block; `own` is its largest magnitude. */
+CUDA_DEVICE int32_t quantize_q4(const float (&x)[VECTOR32], float own, const team32 &team,
+                                uint32_t (&words)[VECTOR32 / 4u])
+{
+    int32_t e = nbl_mxfp4_block_exponent(&own, 1, NBL_RULE_OPTIMAL);
+    const int32_t most = (int32_t)team_max(team, (uint32_t)(e - NBL_BLOCK_E_MIN)) + NBL_BLOCK_E_MIN;
     e = max(e, most - NBL_BLOCK_E_SPREAD);
-    const int32_t least = NBL_BLOCK_E_MAX - (int32_t)team32_max(team, (uint32_t)(NBL_BLOCK_E_MAX - e));
+    const int32_t least = NBL_BLOCK_E_MAX - (int32_t)team_max(team, (uint32_t)(NBL_BLOCK_E_MAX - e));
     const float inverse = nbl_pow2(-e), unit = nbl_pow2(e - least + 1);
 #pragma unroll
     for (uint32_t i = 0; i < VECTOR32 / 4u; ++i) {
@@ -109,47 +164,36 @@ CUDA_DEVICE int32_t quantize_q4(const float (&x)[VECTOR32], const range32 &range
             const float y = nbl_e2m1_round(clamp_finite(x[4u * i + j] * inverse, NBL_E2M1_MAX));
             bits[j] = nbl_bits_of(nbl_fma(y, unit, NBL_MAGIC)); /* the product is exact, the code in the low byte */
         }
-        out->words[i] = ptx_prmt(ptx_prmt(bits[0], bits[1], 0x0040u), ptx_prmt(bits[2], bits[3], 0x0040u), 0x5410u);
+        words[i] = code_word(bits);
     }
     return least - 1;
 }
 
-/* Sum over a team, in its first lane; teams are powers of two or all alone in their warps' lanes. */
-CUDA_DEVICE int32_t team_sum(const team32 &team, int32_t value)
-{
-    const int32_t own = value;
-    for (uint32_t k = 1; k < team.size; ++k) {
-        const int32_t other = __shfl_down_sync(FULL_WARP, own, k);
-        value += team.b == 0 ? other : 0;
-    }
-    return value;
-}
-
 /* Codes and what else is to be known of row i to the workspace; all lanes of the warp call it. */
-CUDA_DEVICE void store(const attend_params &p, const unit &u, const team32 &team, uint32_t i, const codes32 &codes,
-                       int32_t exponent)
+CUDA_DEVICE void store(const attend_params &p, const unit &u, const team32 &team, uint32_t i,
+                       const uint32_t (&words)[VECTOR32 / 4u], int32_t exponent)
 {
-    int32_t sum = 0, dot = 0;
+    int32_t dot = 0;
+    if (p.centers.codes != NULL) {
 #pragma unroll
-    for (uint32_t k = 0; k < VECTOR32 / 4u; ++k) {
-        sum = ptx_dp4a_ss((int32_t)codes.words[k], 0x01010101, sum);
-        dot = ptx_dp4a_ss((int32_t)codes.words[k], (int32_t)u.center[k], dot);
+        for (uint32_t k = 0; k < VECTOR32 / 4u; ++k) {
+            dot = ptx_dp4a_ss((int32_t)words[k], (int32_t)u.center[k], dot);
+        }
+        dot = team_sum(team, dot);
     }
-    sum = team_sum(team, sum);
-    dot = p.centers.codes != NULL ? team_sum(team, dot) : 0;
     if (i >= u.rows || team.vector >= team.per_warp) {
         return;
     }
     const row_place row = row_of(p, u, i);
     const uint64_t index = (uint64_t)row.token * p.q_heads + row.head;
     uint4 *to = (uint4 *)(void *)(p.codes + index * p.k_dim_padded + VECTOR32 * team.b);
-    to[0] = make_uint4(codes.words[0], codes.words[1], codes.words[2], codes.words[3]);
-    to[1] = make_uint4(codes.words[4], codes.words[5], codes.words[6], codes.words[7]);
+    to[0] = make_uint4(words[0], words[1], words[2], words[3]);
+    to[1] = make_uint4(words[4], words[5], words[6], words[7]);
     if (team.b == 0) {
         cuda_query query;
         query.scale = p.c * nbl_pow2(exponent - nbl_log2_of(p.k_hadamard));
         query.offset = 0.0f;
-        query.bias = -128 * sum;
+        query.bias = 0; /* of decode alone */
         query.sequence = (int32_t)u.sequence_index;
         if (p.centers.codes != NULL && u.sequence.kv_len > 0) { /* NUM 5.7 */
             query.offset = (float)dot * u.center_unit * query.scale;
@@ -201,7 +245,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_PROCESSOR)
     for (; first < u.rows; first += stride) {
         const uint32_t i = first + team.vector;
         float x[VECTOR32];
-        codes32 codes;
+        uint32_t words[VECTOR32 / 4u];
         if (u.halves) {
             vector32_take((const uint8_t *)chunks, p.q.dtype, x);
             fetch(p, u, team, i + stride, chunks);
@@ -209,14 +253,15 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_PROCESSOR)
         } else {
             read_carefully(p, m, u, team, i, x);
         }
-        range32 range = range32_of(x, team);
+        uint32_t own = largest_of(x);
         /* An element beyond the limit leaves one of at least 2^-NBL_SHIFT_MAX of it, rounding left aside. */
-        if (__any_sync(FULL_WARP, range.vector > nbl_bits_of(NBL_INPUT_MAX * 0x1p-8f))) {
+        if (__any_sync(FULL_WARP, own > nbl_bits_of(NBL_INPUT_MAX * 0x1p-8f))) {
             read_carefully(p, m, u, team, i, x);
-            range = range32_of(x, team);
+            own = largest_of(x);
         }
-        const int32_t exponent = Q4 ? quantize_q4(x, range, team, &codes) : quantize_q8(x, range, &codes);
-        store(p, u, team, i, codes, exponent);
+        const int32_t exponent = Q4 ? quantize_q4(x, nbl_float_of(own), team, words)
+                                    : quantize_q8(x, nbl_float_of(team_max(team, own)), words);
+        store(p, u, team, i, words, exponent);
     }
 }
 

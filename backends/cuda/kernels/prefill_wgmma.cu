@@ -137,20 +137,13 @@ template <int KD> CUDA_DEVICE void begin_scores(int32_t (&s)[64], uint32_t q, ui
     }
 }
 
-/* Part of a = P V, 64 rows by VD elements: that of 32 tokens. */
-template <int VD, int STEP>
-CUDA_DEVICE void begin_sums_part(int32_t (&a)[VD / 2], const uint32_t (&packed)[16], uint32_t v)
-{
-    wgmma_us<STEP != 0>(a, packed + 4 * STEP, wgmma_tile_at<128>(v + 2u * STEP));
-}
-
-/* a = P V. */
+/* a = P V, 64 rows by VD elements. */
 template <int VD> CUDA_DEVICE void begin_sums(int32_t (&a)[VD / 2], const uint32_t (&packed)[16], uint32_t v)
 {
-    begin_sums_part<VD, 0>(a, packed, v);
-    begin_sums_part<VD, 1>(a, packed, v);
-    begin_sums_part<VD, 2>(a, packed, v);
-    begin_sums_part<VD, 3>(a, packed, v);
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+        wgmma_us(a, packed + 4 * step, wgmma_tile_at<128>(v + 2u * (uint32_t)step), step != 0);
+    }
 }
 
 /* ------------------------------------------------------------------------------------------------ computing */

@@ -71,21 +71,21 @@ template <int ACCUMULATE> PTX_FN void wgmma_ss(int32_t (&d)[64], uint64_t a, uin
 }
 
 /** d = a * b, or d + a * b; A is u8 in registers, B s8 in shared memory, 128 columns. PTX ISA, wgmma.mma_async */
-template <int ACCUMULATE> PTX_FN void wgmma_us(int32_t (&d)[64], const uint32_t *a, uint64_t b)
+PTX_FN void wgmma_us(int32_t (&d)[64], const uint32_t *a, uint64_t b, int accumulate)
 {
     asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %69, 0;\n"
                  " wgmma.mma_async.sync.aligned.m64n128k32.s32.u8.s8 {" WGMMA_S64 "}, {%64,%65,%66,%67}, %68, p;\n}"
                  : WGMMA_R64(d)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ACCUMULATE));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
 
 /** The same with 64 columns. PTX ISA, wgmma.mma_async */
-template <int ACCUMULATE> PTX_FN void wgmma_us(int32_t (&d)[32], const uint32_t *a, uint64_t b)
+PTX_FN void wgmma_us(int32_t (&d)[32], const uint32_t *a, uint64_t b, int accumulate)
 {
     asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %37, 0;\n"
                  " wgmma.mma_async.sync.aligned.m64n64k32.s32.u8.s8 {" WGMMA_S32 "}, {%32,%33,%34,%35}, %36, p;\n}"
                  : WGMMA_R32(d)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ACCUMULATE));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
 
 /** Takes registers for the rest of the kernel. PTX ISA, setmaxnreg */

@@ -833,6 +833,14 @@ CUDA_DEVICE void prefill_store_states(const attend_params &p, const prefill_item
 
 /* ------------------------------------------------------------------------------------------------ output */
 
+template <int SHARE> CUDA_DEVICE void prefill_scale(float (&y)[SHARE], float factor)
+{
+#pragma unroll
+    for (int i = 0; i < SHARE; ++i) {
+        y[i] *= factor;
+    }
+}
+
 /** Undoes v_hadamard on a row of N / 2 elements a thread (NUM 5.7, 4.1). */
 template <int SHARE> CUDA_DEVICE void prefill_hadamard_undo(float (&y)[SHARE], uint32_t n)
 {
@@ -850,18 +858,14 @@ template <int SHARE> CUDA_DEVICE void prefill_hadamard_undo(float (&y)[SHARE], u
         }
     }
     for (uint32_t h = SHARE; h < n; h *= 2u) {
-        bool is_high = (threadIdx.x % PREFILL_LANES & h / SHARE) != 0;
+        const float sign = (threadIdx.x % PREFILL_LANES & h / SHARE) != 0 ? -1.0f : 1.0f;
 #pragma unroll
         for (uint32_t i = 0; i < SHARE; ++i) {
-            float other = __shfl_xor_sync(FULL_WARP, y[i], (int)(h / SHARE));
-            y[i] = is_high ? other - y[i] : y[i] + other;
+            const float other = __shfl_xor_sync(FULL_WARP, y[i], (int)(h / SHARE));
+            y[i] = nbl_fma(y[i], sign, other); /* other + y or other - y */
         }
     }
-    float inverse = nbl_pow2(-nbl_log2_of(n));
-#pragma unroll
-    for (uint32_t i = 0; i < SHARE; ++i) {
-        y[i] *= inverse;
-    }
+    prefill_scale(y, nbl_pow2(-nbl_log2_of(n)));
 }
 
 /** Writes the thread's elements of a row, where 16 bytes at a time can be. */
@@ -913,8 +917,7 @@ CUDA_DEVICE void prefill_finish(const attend_params &p, const prefill_item &it, 
         bool is_there = first_row + g + 8u * row < it.rows;
         finish_target to = finish_target_of(&p, at.token, at.head);
         nbl_state_head head = {at.base, at.sum, at.offset, 0.0f};
-        float factor = 1.0f; /* of O for the sink, a power of two; then that of the output */
-        float inverse = 1.0f;
+        float factor = 1.0f, inverse = 1.0f; /* of O: for the sink, a power of two, and of the output */
         if (to.sink != NULL) {
             nbl_state_add_sink(&head, &factor, 1, *to.sink);
         }
@@ -923,15 +926,21 @@ CUDA_DEVICE void prefill_finish(const attend_params &p, const prefill_item &it, 
         float y[N / 2];
 #pragma unroll
         for (int i = 0; i < N / 4; ++i) {
-            y[2 * i] = o[4 * i + 2 * row] * factor * inverse;
-            y[2 * i + 1] = o[4 * i + 2 * row + 1] * factor * inverse;
+            y[2 * i] = o[4 * i + 2 * row];
+            y[2 * i + 1] = o[4 * i + 2 * row + 1];
         }
+        if (to.sink != NULL) {
+            prefill_scale(y, factor);
+        }
+        prefill_scale(y, inverse);
         if (p.v_hadamard != 0) {
             prefill_hadamard_undo(y, p.v_hadamard);
         }
+        if (__any_sync(FULL_WARP, is_empty)) {
 #pragma unroll
-        for (int i = 0; i < N / 2; ++i) {
-            y[i] = is_empty ? 0.0f : y[i];
+            for (int i = 0; i < N / 2; ++i) {
+                y[i] = is_empty ? 0.0f : y[i];
+            }
         }
         if (is_there && to.lse != NULL && t == 0) {
             *to.lse = nbl_state_lse(&head, to.lse_base2);
