@@ -336,6 +336,16 @@ extern "C" int nbl_cuda_prefill_supports(const attend_params *p)
            p->tree_mask == NULL && (p->state_head.data == NULL || p->split);
 }
 
+/* wgmma where there is any; a build with NIBBLE_CUDA_PREFILL_MMA tests the other kernel there. */
+static cudaError_t attend_images(const attend_params *p, cudaStream_t stream)
+{
+#ifdef NIBBLE_CUDA_PREFILL_MMA
+    return nbl_cuda_prefill_mma(p, stream);
+#else
+    return p->capability / 10u == 9u ? nbl_cuda_prefill_wgmma(p, stream) : nbl_cuda_prefill_mma(p, stream);
+#endif
+}
+
 extern "C" cudaError_t nbl_cuda_attend_prefill(const attend_params *p, cudaStream_t stream)
 {
     const uint32_t units = p->batch * p->kv_heads;
@@ -345,13 +355,8 @@ extern "C" cudaError_t nbl_cuda_attend_prefill(const attend_params *p, cudaStrea
         slab.first_unit = first;
         slab.units = units - first < p->slab_units ? units - first : p->slab_units;
         error = nbl_cuda_prefill_queries(&slab, stream);
-        if (error == cudaSuccess) {
-            error = nbl_cuda_prefill_expand(&slab, stream);
-        }
-        if (error == cudaSuccess) {
-            error =
-                p->capability / 10u == 9u ? nbl_cuda_prefill_wgmma(&slab, stream) : nbl_cuda_prefill_mma(&slab, stream);
-        }
+        error = error == cudaSuccess ? nbl_cuda_prefill_expand(&slab, stream) : error;
+        error = error == cudaSuccess ? attend_images(&slab, stream) : error;
     }
     return error;
 }
