@@ -90,6 +90,9 @@ typedef struct nbl_handle {
     struct nbl_handle *next; /**< in the queue of dead ones */
 } nbl_handle;
 
+/** Number of this process, as getpid gives it, without a system call. */
+int32_t nbl_process_id(void);
+
 /** Creates a zeroed handle of bytes (its nbl_handle included); NULL when there is no memory. */
 void *nbl_handle_create(uint32_t kind, size_t bytes);
 

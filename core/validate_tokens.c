@@ -49,7 +49,7 @@ static nbl_status slots_check(const int64_t *slots, uint64_t tokens, nbl_extents
 
 static nbl_status append_tensors_in(nbl_append_call *call, nbl_extents *extents, nbl_error *err)
 {
-    const nbl_kv_shape *shape = &call->pool.shape;
+    const nbl_kv_shape *shape = &call->pool->shape;
     nbl_append_args *a = &call->args;
     NBL_TRY(nbl_tensor_tokens(&a->k, "k", "[T, Hk, Dk]", 3, 0, &call->tokens, err));
     const nbl_tensor_rule k = {.name = "k",
@@ -71,38 +71,57 @@ static nbl_status append_tensors_in(nbl_append_call *call, nbl_extents *extents,
     return NBL_OK;
 }
 
-nbl_status nbl_append_in(nbl_append_call *call, const nbl_append_args *args, nbl_error *err)
+static nbl_status append_args_in(nbl_append_args *a, const nbl_append_args *args, nbl_error *err)
+{
+    NBL_TRY(NBL_STRUCT_IN(nbl_append_args, a, args, err));
+    NBL_TRY(nbl_flags_check(a->flags, 0, "nbl_append_args", err));
+    return nbl_reserved_check("nbl_append_args", a->reserved, err);
+}
+
+/* Everything but the struct itself and its pool. */
+static nbl_status append_check(nbl_append_call *call, const nbl_pool_copy *pool, nbl_error *err)
 {
     nbl_extents extents = {.count = 0};
     nbl_append_args *a = &call->args;
-    NBL_TRY(NBL_STRUCT_IN(nbl_append_args, a, args, err));
-    NBL_TRY(nbl_flags_check(a->flags, 0, "nbl_append_args", err));
-    NBL_TRY(nbl_reserved_check("nbl_append_args", a->reserved, err));
-    NBL_TRY(nbl_pool_in(&call->pool, a->pool, "pool.", err));
-    a->pool = &call->pool.pool;
-    NBL_TRY(nbl_index_check("layer", a->layer, call->pool.shape.layers, err));
+    call->pool = pool;
+    a->pool = &pool->pool;
+    NBL_TRY(nbl_index_check("layer", a->layer, call->pool->shape.layers, err));
     NBL_TRY(nbl_value_check("", "center_mode", a->center_mode, NBL_CENTER_USE, NBL_CENTER_COMPUTE, err));
     NBL_TRY(nbl_stream_check(&a->stream, err));
     NBL_TRY(append_tensors_in(call, &extents, err));
     NBL_TRY(slots_check(a->slots, call->tokens, &extents, err));
-    if (call->pool.shape.centering != 0)
-        NBL_TRY(sequences_check(call->tokens, a->batch, a->seq_indptr, &a->centers, &call->pool.shape,
+    if (call->pool->shape.centering != 0)
+        NBL_TRY(sequences_check(call->tokens, a->batch, a->seq_indptr, &a->centers, &call->pool->shape,
                                 a->center_mode == NBL_CENTER_COMPUTE, &extents, err));
     NBL_TRY(nbl_pointer_check("stats", a->stats, 0, sizeof(uint64_t), err));
     nbl_extents_add(&extents, "stats", a->stats, 1, sizeof *a->stats, true);
     nbl_extents_add(&extents, "workspace", a->workspace, a->workspace_bytes, 1, true);
-    nbl_pool_extents(&call->pool, "pool.", true, &extents);
+    nbl_pool_extents(pool, true, &extents);
     return nbl_extents_check(&extents, err);
+}
+
+nbl_status nbl_append_in(nbl_append_call *call, nbl_pool_copy *pool, const nbl_append_args *args, nbl_error *err)
+{
+    NBL_TRY(append_args_in(&call->args, args, err));
+    NBL_TRY(nbl_pool_in(pool, call->args.pool, "pool.", err));
+    return append_check(call, pool, err);
+}
+
+nbl_status nbl_append_over(nbl_append_call *call, const nbl_pool_copy *pool, const nbl_append_args *args,
+                           nbl_error *err)
+{
+    NBL_TRY(append_args_in(&call->args, args, err));
+    return append_check(call, pool, err);
 }
 
 nbl_op_desc nbl_append_desc(const nbl_append_call *call)
 {
     const nbl_append_args *a = &call->args;
     nbl_op_desc desc = NBL_INIT(nbl_op_desc);
-    desc.shape = &call->pool.shape;
+    desc.shape = &call->pool->shape;
     desc.op = NBL_OP_APPEND;
-    desc.k_format = call->pool.regions[0].k_format;
-    desc.v_format = call->pool.regions[0].v_format;
+    desc.k_format = call->pool->regions[0].k_format;
+    desc.v_format = call->pool->regions[0].v_format;
     desc.in_dtype = a->k.dtype;
     desc.batch_max = a->batch;
     desc.q_tokens_max = (uint32_t)call->tokens;
@@ -157,6 +176,6 @@ nbl_status nbl_gather_in(nbl_gather_call *call, const nbl_gather_args *args, nbl
     if (call->pool.shape.centering != 0 && (a->flags & NBL_GATHER_STORED) == 0 && nbl_tensor_present(&a->k))
         NBL_TRY(sequences_check(call->tokens, a->batch, a->seq_indptr, &a->centers, &call->pool.shape, false, &extents,
                                 err));
-    nbl_pool_extents(&call->pool, "pool.", false, &extents);
+    nbl_pool_extents(&call->pool, false, &extents);
     return nbl_extents_check(&extents, err);
 }

@@ -929,11 +929,24 @@ Test(tool, serve_sim_reads_a_trace)
     cr_assert_eq(result.exit_code, 0, "exit %d: %s", result.exit_code, result.err);
     cr_assert(strstr(result.out, "\"requests\": 2") != NULL, "%s", result.out);
     tool_free(&result);
-    static const char bad[] = "4 0 64 63 5\n";
-    cr_assert_eq(write(file, bad, sizeof bad - 1), (ssize_t)sizeof bad - 1, "write");
+    static const char *const bad[] = {"4 0 64 63 5",
+                                      "4 0 64 80",
+                                      "4 0 64 80 5 6",
+                                      "2 0 64 80 5",
+                                      "4 0 64 -80 5",
+                                      "4294967299 0 64 80 5",
+                                      "x 0 64 80 5",
+                                      "4 0 0 0 5",
+                                      "4 0 64 1048577 5",
+                                      "4 4294967296 64 80 5",
+                                      "4 0 64 80 99999999999999999999999"};
     char start[128];
     snprintf(start, sizeof start, "nibble: %s:5: needed are five numbers", path);
-    assert_refused(TOOL(SERVE, "--trace", path), 4, start);
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        cr_assert_eq(ftruncate(file, sizeof text - 1), 0, "ftruncate");
+        cr_assert_eq(pwrite(file, bad[i], strlen(bad[i]), sizeof text - 1), (ssize_t)strlen(bad[i]), "pwrite");
+        assert_refused(TOOL(SERVE, "--trace", path), 4, start);
+    }
     close(file);
     remove(path);
     assert_refused(TOOL(SERVE, "--trace", path), 4, "nibble: ");

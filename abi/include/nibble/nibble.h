@@ -892,7 +892,7 @@ typedef struct nbl_api_v1 {
      * @retval NBL_OK
      * @retval NBL_E_INVALID    as prefix_publish
      * @retval NBL_E_NOT_FOUND  a page of them is not pinned; nothing has changed
-     * @retval NBL_E_RANGE      tokens is more than prefix->count
+     * @retval NBL_E_RANGE      tokens is more than prefix->count, or no multiple of page_tokens
      * @since ABI 1.1
      */
     nbl_status (*prefix_unpin)(nbl_cache *cache, const nbl_prefix *prefix, uint32_t tokens, nbl_error *err);

@@ -14,7 +14,8 @@
 
 #define THREADS 128u
 #define WARPS (THREADS / WARP_LANES)
-#define BLOCKS_PER_PROCESSOR 4
+#define BLOCKS_PER_PROCESSOR (4u - BLOCKS_FEWER)
+#define WAVES 4u
 #define ROUNDS 4u /* runs of rows that a block has at least, where there are as many */
 #define HALF_CHUNKS (VECTOR32 / 8u)
 
@@ -269,7 +270,7 @@ template <bool Q4> cudaError_t launch(const attend_params *p, cudaStream_t strea
 {
     const uint32_t run = ROUNDS * WARPS * team32_per_warp(p->k_dim);
     const uint32_t rows = p->q_len_max * p->group_rows;
-    const uint32_t most = (p->processors * BLOCKS_PER_PROCESSOR * 4u + p->units - 1u) / p->units;
+    const uint32_t most = (p->processors * BLOCKS_PER_PROCESSOR * WAVES + p->units - 1u) / p->units;
     const uint32_t blocks = (rows + run - 1u) / run;
     return launch_after(prefill_queries_kernel<Q4>, dim3(blocks < most ? blocks : most, p->units), THREADS, 0, stream, p);
 }

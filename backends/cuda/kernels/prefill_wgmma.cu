@@ -25,6 +25,7 @@
 #define LOADER_REGISTERS 40
 #define CONSUMER_REGISTERS 232
 #define LOADER_BARRIER 1u
+#define WEIGH_BARRIER 2u /* and the one after it: a warpgroup's turn to weigh */
 #define IDLE 100u /* nanoseconds that a loading thread sleeps; a tile takes over a thousand */
 
 namespace
@@ -211,7 +212,6 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
     const uint32_t q_low = wgmma_tile_low(ptx_shared_address(m.queries[0])) + group * (64u * KD / 16u);
     int32_t s[64], a[VD / 2];
     float o[VD / 2];
-    prefill_ahead ahead;
     prefill_rows r;
     walk w = {0, 0, 1, {0}};
     if (!wait_item(m, 0)) {
@@ -221,11 +221,13 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
     w.tile_end = m.items[0].tile_end;
     prefill_rows_begin(r, rows_of_warp(m, 0), seen_by_warp(m));
     prefill_rows_clear(r, rows_of_warp(m, 0), o);
+    if (group == 1u) { /* the first turn is the other one's */
+        wgmma_bar_arrive(WEIGH_BARRIER, CONSUMERS);
+    }
     ptx_mbarrier_wait(ptx_shared_address(&m.stage_full[0]), 0);
     wgmma_fence();
     begin_scores<KD>(s, q_low, k_low);
     wgmma_commit();
-    prefill_load_ahead<KD, VD>(m.stages[0].image, ahead);
     wgmma_wait<0>();
     for (;;) {
         const uint32_t slot = (w.items - 1u) % 2u;
@@ -235,11 +237,13 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
         uint32_t packed[16];
         float b[2], l[2];
         prefill_top top =
-            prefill_logits<KD, VD>(s, ahead, image, rows_of_warp(m, slot), seen_by_warp(m), start, r);
+            prefill_logits<KD, VD>(s, image, rows_of_warp(m, slot), seen_by_warp(m), start, r);
         if (top.unusual) {
             prefill_unusual<KD, VD>(s, queries_of_warp(m, slot), image, rows_of_warp(m, slot), start, r, o, top);
         }
+        wgmma_bar_sync(WEIGH_BARRIER + group, CONSUMERS);
         prefill_softmax<KD, VD>(s, image, top, m.table, packed, b, l, [](int) {});
+        wgmma_bar_arrive(WEIGH_BARRIER + (group ^ 1u), CONSUMERS);
         wgmma_fence();
         begin_sums<VD>(a, packed, v);
         wgmma_commit();
@@ -279,7 +283,6 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
             prefill_rows_clear(r, rows_of_warp(m, (w.items - 1u) % 2u), o);
         }
         w.tile++;
-        prefill_load_ahead<KD, VD>(m.stages[w.at.stage()].image, ahead);
         wgmma_wait<0>();
     }
     wgmma_wait<0>();

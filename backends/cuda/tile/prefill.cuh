@@ -399,56 +399,30 @@ CUDA_DEVICE void prefill_hide(int32_t (&s)[64], const prefill_mask &mask)
     }
 }
 
-/** Largest t of the thread's tokens, both rows. As integers they order rightly where they are positive; a row with none
- *  is left out. */
-CUDA_DEVICE void prefill_most_own(const int32_t (&s)[64], int32_t (&most)[2])
+/** Largest t of both rows. As integers they order rightly where they are positive; a row with none is left out. */
+CUDA_DEVICE void prefill_most(const int32_t (&s)[64], int32_t (&most)[2])
 {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-        most[row] = max(s[2 * row], s[2 * row + 1]);
+        int32_t m = max(s[2 * row], s[2 * row + 1]);
 #pragma unroll
         for (int j = 1; j < 16; ++j) {
-            most[row] = __vimax3_s32(most[row], s[4 * j + 2 * row], s[4 * j + 2 * row + 1]);
+            m = __vimax3_s32(m, s[4 * j + 2 * row], s[4 * j + 2 * row + 1]);
         }
+        most[row] = prefill_row_max(m);
     }
 }
 
-/** The same over all tokens of the tile. */
-CUDA_DEVICE void prefill_most(const int32_t (&s)[64], int32_t (&most)[2])
-{
-    prefill_most_own(s, most);
-    most[0] = prefill_row_max(most[0]);
-    most[1] = prefill_row_max(most[1]);
-}
-
-/** What the logits of a tile need besides the scores, loaded while those are worked out. */
-struct prefill_ahead {
-    float4 exponents[8]; /**< GRID + ev of the thread's tokens */
-    float common;        /**< 2^ek of all tokens, or 0 */
-};
-
-template <int KD, int VD> CUDA_DEVICE void prefill_load_ahead(const uint8_t *image, prefill_ahead &ahead)
-{
-    const prefill_parameters v = prefill_parameters_of<KD, VD>(image);
-#pragma unroll
-    for (int h = 0; h < 8; ++h) {
-        ahead.exponents[h] = v.exponents[4 * h];
-    }
-    ahead.common = *v.common;
-}
-
-/** Scores become bits of T; the largest of the thread's in `most`. COMMON: the tokens have one exponent in K, which is
- *  in scale; a product of a score and two powers of two is exact, whichever comes first. */
+/** Scores become bits of T. COMMON: the tokens have one exponent in K, which is in scale; a product of a score and two
+ *  powers of two is exact, whichever comes first. */
 template <bool COMMON>
-CUDA_DEVICE void prefill_near_logits(int32_t (&s)[64], const prefill_ahead &ahead, const float4 *units,
-                                     const float (&scale)[2], int32_t (&most)[2])
+CUDA_DEVICE void prefill_near_logits(int32_t (&s)[64], const prefill_parameters &v, const float (&scale)[2])
 {
-    int32_t largest[2][2] = {{INT32_MIN, INT32_MIN}, {INT32_MIN, INT32_MIN}}; /* two at a time, for latency's sake */
 #pragma unroll
     for (int h = 0; h < 8; ++h) {
-        const float4 unit4 = COMMON ? make_float4(1.0f, 1.0f, 1.0f, 1.0f) : units[4 * h];
+        const float4 unit4 = COMMON ? make_float4(1.0f, 1.0f, 1.0f, 1.0f) : v.units[4 * h];
         const float unit[4] = {unit4.x, unit4.y, unit4.z, unit4.w};
-        const float4 exponent4 = ahead.exponents[h];
+        const float4 exponent4 = v.exponents[4 * h];
         const float exponent[4] = {exponent4.x, exponent4.y, exponent4.z, exponent4.w};
 #pragma unroll
         for (int k = 0; k < 8; ++k) {
@@ -456,14 +430,7 @@ CUDA_DEVICE void prefill_near_logits(int32_t (&s)[64], const prefill_ahead &ahea
             const float x = COMMON ? (float)s[i] : (float)s[i] * unit[at];
             s[i] = __float_as_int(nbl_fma(x, scale[k / 2 % 2], exponent[at]));
         }
-#pragma unroll
-        for (int k = 0; k < 8; k += 2) {
-            int32_t &m = largest[k / 2 % 2][k / 4];
-            m = __vimax3_s32(m, s[8 * h + k], s[8 * h + k + 1]);
-        }
     }
-    most[0] = max(largest[0][0], largest[0][1]);
-    most[1] = max(largest[1][0], largest[1][1]);
 }
 
 /** Steps by which the largest logits pass GRID, at least those of 2^15. */
@@ -676,26 +643,26 @@ CUDA_DEVICE void prefill_unusual(int32_t (&s)[64], const uint8_t *q, const uint8
 
 /** A tile's scores to bits of t. */
 template <int KD, int VD>
-CUDA_DEVICE prefill_top prefill_logits(int32_t (&s)[64], const prefill_ahead &ahead, const uint8_t *image,
-                                       const prefill_row *rows, const prefill_seen *seen, int32_t start,
-                                       const prefill_rows &r)
+CUDA_DEVICE prefill_top prefill_logits(int32_t (&s)[64], const uint8_t *image, const prefill_row *rows,
+                                       const prefill_seen *seen, int32_t start, const prefill_rows &r)
 {
     constexpr int32_t limit = (int32_t)NBL_REBASE * PREFILL_STEPS;
+    const prefill_parameters v = prefill_parameters_of<KD, VD>(image);
+    const float common = *v.common;
     prefill_top top;
     bool unusual = false;
-    if (ahead.common != 0.0f) {
-        const float scale[2] = {r.scale[0] * ahead.common, r.scale[1] * ahead.common};
-        prefill_near_logits<true>(s, ahead, NULL, scale, top.most);
+    if (common != 0.0f) {
+        const float scale[2] = {r.scale[0] * common, r.scale[1] * common};
+        prefill_near_logits<true>(s, v, scale);
     } else {
-        prefill_near_logits<false>(s, ahead, prefill_parameters_of<KD, VD>(image).units, r.scale, top.most);
+        prefill_near_logits<false>(s, v, r.scale);
     }
     if (start < seen->first || start + (int32_t)CUDA_TILE_TOKENS > seen->end) {
         prefill_hide(s, prefill_mask_of(rows, start));
-        prefill_most_own(s, top.most);
     }
+    prefill_most(s, top.most);
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-        top.most[row] = prefill_row_max(top.most[row]);
         const int32_t k = prefill_steps(top.most[row]);
         top.steps[row] = k - r.base[row];
         unusual = unusual || top.steps[row] > limit || k > PREFILL_NEAR || r.base[row] < PREFILL_BASE_LOW;
