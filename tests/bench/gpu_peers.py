@@ -6,9 +6,9 @@ usage: gpu_peers.py [--build DIR] [--only WORD] [--json FILE]
 
 Both sides: inputs random; caches go round copies that exceed the second-level cache together; calls of a run are
 queued behind something that holds the stream, and timed by events; a figure is the median of the runs. The recipes of
-a shape take turns; torch is measured before and after them and all its runs count, so that a clock that moves in between hits both. Decode is
-`attend` over a cache that is already quantized; prefill counts the quantization of Q, K and V. Needs torch; exits with
-77 without a GPU.
+a shape take turns; torch is measured before and after them and all its runs count, so that a clock that moves in
+between hits both. Decode is `attend` over a cache that is already quantized; prefill counts the quantization of Q, K
+and V. Needs torch; exits with 77 without a GPU.
 """
 
 from __future__ import annotations

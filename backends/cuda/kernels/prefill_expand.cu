@@ -286,14 +286,12 @@ __global__ void __launch_bounds__(THREADS) prefill_expand_kernel(const __grid_co
     prefill_unit_tiles(p, s, &first, &end);
     for (uint32_t tile = first + blockIdx.x; tile < end; tile += gridDim.x) {
         const uint32_t position = tile * CUDA_TILE_TOKENS + threadIdx.x % CUDA_TILE_TOKENS;
-        k_token k = {};
         if (threadIdx.x < CUDA_TILE_TOKENS) {
-            k = k_token_at(p, u, position);
-            put_range(m, k_range_of(k));
+            put_range(m, k_range_of(k_token_at(p, u, position)));
         }
         __syncthreads();
-        if (threadIdx.x < CUDA_TILE_TOKENS) {
-            expand_k(m, k);
+        if (threadIdx.x < CUDA_TILE_TOKENS) { /* found anew: no register holds it over the barrier */
+            expand_k(m, k_token_at(p, u, position));
         } else {
             describe_v(p, m, u, position);
         }
