@@ -14,6 +14,7 @@
 
 #define THREADS (2u * CUDA_TILE_TOKENS)
 #define BLOCKS_PER_UNIT_MAX 64u
+#define BLOCKS_PER_PROCESSOR 4 /* that registers must allow; shared memory allows one more */
 #define TOKENS16 16u
 
 namespace
@@ -263,7 +264,8 @@ CUDA_DEVICE void count_items(const attend_params &p)
 }
 
 template <int KD, int VD>
-__global__ void __launch_bounds__(THREADS) prefill_expand_kernel(const __grid_constant__ attend_params p)
+__global__ void __launch_bounds__(THREADS, BLOCKS_PER_PROCESSOR)
+    prefill_expand_kernel(const __grid_constant__ attend_params p)
 {
     extern __shared__ __align__(16) uint8_t dynamic[];
     memory<KD, VD> &m = *reinterpret_cast<memory<KD, VD> *>(dynamic);

@@ -272,7 +272,8 @@ template <bool Q4> cudaError_t launch(const attend_params *p, cudaStream_t strea
     const uint32_t rows = p->q_len_max * p->group_rows;
     const uint32_t most = (p->processors * BLOCKS_PER_PROCESSOR * WAVES + p->units - 1u) / p->units;
     const uint32_t blocks = (rows + run - 1u) / run;
-    return launch_after(prefill_queries_kernel<Q4>, dim3(blocks < most ? blocks : most, p->units), THREADS, 0, stream, p);
+    return launch_after(prefill_queries_kernel<Q4>, dim3(blocks < most ? blocks : most, p->units), THREADS, 0, stream,
+                        p);
 }
 
 } // namespace

@@ -26,7 +26,7 @@
 #define CONSUMER_REGISTERS 232
 #define LOADER_BARRIER 1u
 #define WEIGH_BARRIER 2u /* and the one after it: a warpgroup's turn to weigh */
-#define IDLE 100u /* nanoseconds that a loading thread sleeps; a tile takes over a thousand */
+#define IDLE 100u        /* nanoseconds that a loading thread sleeps; a tile takes over a thousand */
 
 namespace
 {
@@ -236,8 +236,7 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
         const uint32_t v = v_low + w.at.stage() * stage_step;
         uint32_t packed[16];
         float b[2], l[2];
-        prefill_top top =
-            prefill_logits<KD, VD>(s, image, rows_of_warp(m, slot), seen_by_warp(m), start, r);
+        prefill_top top = prefill_logits<KD, VD>(s, image, rows_of_warp(m, slot), seen_by_warp(m), start, r);
         if (top.unusual) {
             prefill_unusual<KD, VD>(s, queries_of_warp(m, slot), image, rows_of_warp(m, slot), start, r, o, top);
         }
