@@ -124,7 +124,8 @@ def nibble_ms(build: Path, cases: list[Case]) -> dict[str, float]:
     rows = 1 if case.kind == "decode" else case.tokens
     command = [build / "bin/nibble", "bench", "--backend", "cuda", "--json", "--cold", "--d", "128", "--page", "64",
                "--op", "attend" if case.kind == "decode" else "prefill", "--recipe",
-               ",".join(each.recipe for each in cases), "--batch", case.batch, "--hq", case.q_heads, "--hkv", case.kv_heads, "--kv", case.tokens, "--nq", rows,
+               ",".join(each.recipe for each in cases), "--batch", case.batch, "--hq", case.q_heads, "--hkv",
+               case.kv_heads, "--kv", case.tokens, "--nq", rows,
                "--runs", NIBBLE_RUNS, "--calls", case.calls]
     if not case.causal:
         command.append("--full")

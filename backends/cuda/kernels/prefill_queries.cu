@@ -3,7 +3,8 @@
  * @file prefill_queries.cu
  * @brief Query rows of a prefill to canonical form (NUM 5.1): what prepare does for other calls, for many rows.
  *
- * A block takes every gridDim.x-th run of rows of a unit: a row is query token i / group, head i % group of the kv head.
+ * A block takes every gridDim.x-th run of rows of a unit: row i is query token i / group, head i % group of the kv
+ * head.
  * All rows of a unit share centre and channel shifts, so that those are looked up once. A lane has 32 elements of a row
  * (tile/vector32.cuh), and loads those of its next row while it works on the one at hand. What NUM 3.1 corrects is so
  * large that it shows after the transforms; only then the row is read again and corrected.
