@@ -102,6 +102,7 @@ nbl_status nbl_extents_check(const nbl_extents *extents, nbl_error *err);
 
 #define NBL_DTYPES_FLOAT ((1u << NBL_F32) | (1u << NBL_F16) | (1u << NBL_BF16))
 #define NBL_DTYPES_F32 (1u << NBL_F32)
+#define NBL_DTYPES_U8 (1u << NBL_U8)
 
 /** What a tensor argument must look like. */
 typedef struct nbl_tensor_rule {

@@ -137,6 +137,14 @@ nbl_status nbl_api_append(nbl_device *device, const nbl_append_args *args, nbl_e
     return device->backend->append(device->inner, &call.args, err);
 }
 
+nbl_status nbl_api_append_coded(nbl_device *device, const nbl_append_coded_args *args, nbl_error *err)
+{
+    nbl_append_coded_call call;
+    NBL_TRY(nbl_device_check(device, err));
+    NBL_TRY(nbl_append_coded_in(&call, args, err));
+    return call.tokens == 0 ? NBL_OK : device->backend->append_coded(device->inner, &call.args, err);
+}
+
 nbl_status nbl_api_attend(nbl_device *device, const nbl_attend_args *args, nbl_error *err)
 {
     nbl_attend_call call;

@@ -18,6 +18,12 @@ typedef struct nbl_append_call {
     uint64_t tokens; /**< T */
 } nbl_append_call;
 
+typedef struct nbl_append_coded_call {
+    nbl_append_coded_args args;
+    nbl_pool_copy pool;
+    uint64_t tokens;
+} nbl_append_coded_call;
+
 typedef struct nbl_attend_call {
     nbl_attend_args args; /**< args.pool points to pool->pool */
     const nbl_pool_copy *pool;
@@ -54,6 +60,9 @@ typedef struct nbl_desc_copy {
 
 /** Checks append (nbl_append_args); copies its pool into *pool, which call->pool points to. */
 nbl_status nbl_append_in(nbl_append_call *call, nbl_pool_copy *pool, const nbl_append_args *args, nbl_error *err);
+
+/** Checks append_coded (nbl_append_coded_args). */
+nbl_status nbl_append_coded_in(nbl_append_coded_call *call, const nbl_append_coded_args *args, nbl_error *err);
 
 /** Checks append over a pool that nbl_pool_in has accepted before; args->pool is not looked at. */
 nbl_status nbl_append_over(nbl_append_call *call, const nbl_pool_copy *pool, const nbl_append_args *args,

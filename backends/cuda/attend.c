@@ -31,7 +31,7 @@ static nbl_status check_core(const nbl_device *device, const nbl_kv_shape *shape
 
 nbl_status cuda_supports(nbl_device *device, const nbl_op_desc *op, nbl_error *err)
 {
-    if (op->op < NBL_OP_APPEND || op->op > NBL_OP_MERGE) {
+    if (op->op < NBL_OP_APPEND || op->op > NBL_OP_APPEND_CODED) {
         return cuda_fail(err, NBL_E_UNSUPPORTED, "cuda: op %u is unknown", op->op);
     }
     if (op->features & ~NBL_FEATURES_ALL) {
@@ -228,6 +228,10 @@ static attend_kernel *choose_kernel(attend_params *p, const attend_bounds *b)
     }
     if (p->fp4_format != NBL_FORMAT_NONE) {
         return nbl_cuda_attend_blackwell;
+    }
+    if (p->is_float && nbl_cuda_float_wgmma_supports(p)) {
+        p->split = p->split && (cuda_prefill_splits(b) || p->state_head.data != NULL);
+        return nbl_cuda_attend_float_wgmma;
     }
     if (p->is_float) {
         return nbl_cuda_attend_float;

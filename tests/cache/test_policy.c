@@ -71,6 +71,10 @@ Test(cache_policy, refusals)
                 {"kv4,layers=first0:kv8", NBL_E_INVALID, "names no layers"},
                 {"kv4,layers=-1:kv8", NBL_E_INVALID, "names no layers"},
                 {"kv4,layers=1:kv9", NBL_E_NOT_FOUND, "recipe \"kv9\" is unknown"},
+                {"kv4,layers=0:kv8,layers=1:kv8,layers=2:kv8,layers=3:kv8,layers=4:kv8,layers=5:kv8,layers=6:kv8,"
+                 "layers=7:kv8,layers=8:kv8,layers=9:kv8,layers=10:kv8,layers=11:kv8,layers=12:kv8,layers=13:kv8,"
+                 "layers=14:kv8,layers=15:kv8,layers=16:kv8",
+                 NBL_E_INVALID, "(allowed: 16"},
                 {"kv4,sinks=1,sinks=2", NBL_E_INVALID, "comes twice"}};
     nbl_error err = NBL_INIT(nbl_error);
     nbl_policy p = NBL_INIT(nbl_policy);
@@ -273,6 +277,27 @@ static uint32_t published(fixture *f, uint64_t sequence, uint32_t count)
     p.count = count;
     EXPECT(f->c.api->prefix_publish(f->cache, sequence, &p, &found, &err), NBL_OK);
     return found;
+}
+
+/* A fork that goes on in a layer that its parent has not begun gets centres of its own, and keeps to know from how many
+ * tokens those of the other layers come. */
+Test(cache_policy, forks_know_where_their_centres_come_from)
+{
+    nbl_cache_config config = fixture_config();
+    nbl_error err = NBL_INIT(nbl_error);
+    uint64_t child = 0;
+    config.flags = NBL_CACHE_PREFIX;
+    config.shape.centering = NBL_CENTERING_MEAN;
+    config.center_tokens = 32;
+    config.tokens_max = 160;
+    config.sequence_tokens_max = 40;
+    fixture f = fixture_open(config);
+    const uint64_t parent = fixture_seq(&f);
+    fixture_grow(&f, 0, parent, 36);
+    EXPECT(f.c.api->seq_fork(f.cache, parent, UINT32_MAX, &child, &err), NBL_OK);
+    fixture_grow(&f, 1, child, 36);
+    cr_assert_eq(published(&f, child, 36), 36, "not published");
+    fixture_close(&f);
 }
 
 /* A fork demotes no page twice; one that goes on inside a demoted page is not published, for its bytes would not be

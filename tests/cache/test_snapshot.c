@@ -245,6 +245,36 @@ static void folder_remove(const char *folder)
     cr_assert_eq(rmdir(folder), 0, "%s holds more than it should", folder);
 }
 
+/* A sequence whose centre comes from tokens that are gone is not published, also not after a journey. */
+Test(cache_snapshot, loose_centres_stay_loose)
+{
+    lab l;
+    uint32_t tokens[96];
+    nbl_error err = NBL_INIT(nbl_error);
+    nbl_prefix p = NBL_INIT(nbl_prefix);
+    nbl_cache_config config = lab_config();
+    config.flags = NBL_CACHE_PREFIX;
+    config.center_tokens = 32;
+    lab_open(&l, config);
+    lab_count(tokens, 96, 1);
+    p.tokens = tokens;
+    p.count = 96;
+    const uint64_t firm = lab_filled(&l, tokens, 96, 0), loose = lab_filled(&l, tokens, 96, 0);
+    LAB_OK(l.api->seq_truncate(l.cache, loose, 20, &err));
+    lab_append(&l, loose, tokens + 20, 76);
+    const uint64_t sequences[] = {loose, firm};
+    for (uint32_t i = 0; i < 2; ++i) {
+        blob b = snapshot_of(&l, sequences[i]);
+        uint64_t copy = 0;
+        uint32_t found = 1;
+        LAB_OK(l.api->snapshot_read(l.cache, b.data, b.bytes, &copy, &err));
+        LAB_OK(l.api->prefix_publish(l.cache, copy, &p, &found, &err));
+        cr_assert_eq(found, i == 0 ? 0 : 96, "sequence %u: %u tokens published", i, found);
+        free(b.data);
+    }
+    lab_close(&l);
+}
+
 Test(cache_snapshot, files)
 {
     lab l;
@@ -269,6 +299,49 @@ Test(cache_snapshot, files)
     cr_assert(lab_same(&l, a, &l, copy), "other bits");
     snprintf(bad, sizeof bad, "%s/s.partial", folder);
     cr_assert_neq(access(bad, F_OK), 0, "a partial file stayed");
+    lab_close(&l);
+    folder_remove(folder);
+}
+
+/* What snapshot_save asks of the system, in order: 'f' a file is synced, 'd' a folder, 'r' a file is renamed. These two
+ * go before the C library's, also for the library's calls. */
+static char asked[16];
+
+static void ask(char what)
+{
+    const size_t length = strlen(asked);
+    if (length + 1 < sizeof asked)
+        asked[length] = what;
+}
+
+__attribute__((visibility("default"))) int fsync(int fd)
+{
+    struct stat info;
+    ask(fstat(fd, &info) == 0 && S_ISDIR(info.st_mode) ? 'd' : 'f');
+    return fdatasync(fd);
+}
+
+__attribute__((visibility("default"))) int rename(const char *from, const char *to)
+{
+    ask('r');
+    return renameat(AT_FDCWD, from, AT_FDCWD, to);
+}
+
+/* A file is on the disk before it gets its name, and the name before the call returns. */
+Test(cache_snapshot, synced_in_order)
+{
+    lab l;
+    char folder[64], path[128];
+    uint32_t tokens[20];
+    nbl_error err = NBL_INIT(nbl_error);
+    folder_make(folder);
+    snprintf(path, sizeof path, "%s/s", folder);
+    lab_count(tokens, 20, 1);
+    lab_open(&l, lab_config());
+    const uint64_t s = lab_filled(&l, tokens, 20, 0);
+    memset(asked, 0, sizeof asked);
+    LAB_OK(l.api->snapshot_save(l.cache, s, path, &err));
+    cr_assert_str_eq(asked, "frd", "%s", asked);
     lab_close(&l);
     folder_remove(folder);
 }

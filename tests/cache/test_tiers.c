@@ -120,6 +120,29 @@ Test(cache_tiers, budgets_hold)
     lab_close(&l);
 }
 
+/* A prefix that is pinned while it is in the host tier stays there, whatever comes after it. */
+Test(cache_tiers, pinned_pages_stay)
+{
+    lab l;
+    uint32_t tokens[PROMPT], pinned = 0;
+    nbl_error err = NBL_INIT(nbl_error);
+    nbl_prefix p = NBL_INIT(nbl_prefix);
+    lab_open(&l, tiers_config(14, 0));
+    for (uint32_t prompt = 1; prompt <= 3; ++prompt)
+        prompt_run(&l, prompt);
+    lab_count(tokens, PROMPT, 1000);
+    p.tokens = tokens;
+    p.count = PROMPT;
+    LAB_OK(l.api->prefix_pin(l.cache, &p, &pinned, &err));
+    cr_assert_eq(pinned, PROMPT, "%u tokens pinned", pinned);
+    for (uint32_t prompt = 4; prompt <= 7; ++prompt)
+        prompt_run(&l, prompt);
+    cr_assert_gt(evicted[1], 0, "nothing had to go");
+    cr_assert_eq(prompt_find(&l, 1), PROMPT, "the pinned prompt is gone");
+    LAB_OK(l.api->prefix_unpin(l.cache, &p, pinned, &err));
+    lab_close(&l);
+}
+
 Test(cache_tiers, refusals)
 {
     nbl_error err = NBL_INIT(nbl_error);

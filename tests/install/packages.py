@@ -54,7 +54,7 @@ def use_cuda(root: Path, dpkg: list[str]) -> None:
         wanted = str(plugin)
     else:
         text = run(tool, "doctor", NIBBLE_BACKEND="cuda", status=1)
-        wanted = f"fail  cuda: {plugin}: nibble: cuda: no NVIDIA driver"
+        wanted = f"cuda: {plugin}: cuda: no NVIDIA driver"
     if wanted not in text:
         sys.exit(f"with {CUDA} installed: {text!r}, expected {wanted!r}")
     run(*dpkg, "--remove", CUDA)
