@@ -241,6 +241,7 @@ static attend_kernel *choose_kernel(attend_params *p, const attend_bounds *b)
     }
     if (nbl_cuda_prefill_supports(p)) {
         p->split = p->split && (cuda_prefill_splits(b) || p->state_head.data != NULL);
+        p->rows_later = p->chunks > 0 || !p->split; /* else only the last step runs, which wants the rows */
         return nbl_cuda_attend_prefill;
     }
     return nbl_cuda_attend_generic;

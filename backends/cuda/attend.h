@@ -177,6 +177,8 @@ typedef struct attend_params {
     uint32_t tile_rest;  /**< and so many tokens more */
     uint32_t fp4_format; /**< K's format where the Blackwell core does the call (NUM 7), else NBL_FORMAT_NONE; queries
                               are then as tile/fp4_query.cuh says */
+    uint32_t rows_later; /**< 1: the main step brings query rows to canonical form, not prepare */
+    uint32_t reserved;
 } attend_params;
 
 /** Fails if the plugin has no code for the current device. */

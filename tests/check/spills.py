@@ -16,8 +16,8 @@ from pathlib import Path
 from common import Case, main
 
 HOT = ("append_kernel", "blackwell_kernel", "center_kernel", "decode_kernel", "fold_kernel", "gather_kernel",
-       "prefill_expand_kernel", "prefill_mma_kernel", "prefill_wgmma_kernel", "prepare_kernel", "short_kernel",
-       "transcode_kernel")
+       "prefill_expand_kernel", "prefill_mma_kernel", "prefill_queries_kernel", "prefill_wgmma_kernel",
+       "prepare_kernel", "short_kernel", "transcode_kernel")
 # instance of a kernel, or a kernel: (bytes of spill stores and loads together that are let pass, why)
 EXCEPTIONS = {
     "prefill_mma_kernel<64,64>": (12, "255 registers, as many as there are"),

@@ -187,7 +187,7 @@ static __global__ void __launch_bounds__(THREADS, IS_FP4 ? 1 : BLOCKS_PER_PROCES
 extern "C" cudaError_t nbl_cuda_attend_prepare(const attend_params *p, cudaStream_t stream)
 {
     uint64_t vectors = THREADS * BLOCK16 / p->k_dim_padded * ROWS_PER_TEAM;
-    uint64_t rows = (uint64_t)p->q_tokens * p->q_heads;
+    uint64_t rows = p->rows_later ? 0u : (uint64_t)p->q_tokens * p->q_heads;
     const dim3 grid((uint32_t)(p->batch + (rows + vectors - 1u) / vectors));
     return p->fp4_format != NBL_FORMAT_NONE ? launch_after(prepare_kernel<true>, grid, THREADS, 0, stream, p)
                                             : launch_after(prepare_kernel<false>, grid, THREADS, 0, stream, p);
