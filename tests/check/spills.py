@@ -22,7 +22,7 @@ EXCEPTIONS = {
     "prefill_mma_kernel<64,64>": (12, "255 registers, as many as there are"),
     "prefill_mma_kernel<128,128>": (96, "128 scores and elements of O a lane: 255 registers, as many as there are"),
     "decode_kernel<256,2>": (800, "head dimension 256 and two rows a lane: 255 registers, as many as there are"),
-    "decode_kernel<128,2>": (280, "twelve warps a multiprocessor that spill once a tile are faster than eight that do not"),
+    "decode_kernel<128,2>": (280, "twelve warps that spill a little, once a tile, are faster than eight that do not"),
     "decode_kernel<128,1>": (80, "one register on sm_90a, read once a tile; its launch bounds are the fastest there"),
     "decode_kernel": (80, "its launch bounds are those that are fastest on sm_90a, where it does not spill"),
 }

@@ -6,7 +6,7 @@
  * PRMT looks a code's magnitude up; a set sign bit makes it replicate the entry's sign instead. The table of
  * magnitude + 1 gives 0 for negative codes, that of -magnitude (with -1 for 0, whose negative is never stored), asked
  * with the sign turned, -1 for positive ones. The sum of both products is that of the codes.
- * One half of a table is in the instruction, the other in a register, which the compiler fills anew each time if it can.
+ * One half of a table is in the instruction, the other in a register, which the compiler fills each time if it can.
  */
 #ifndef CUDA_DECODE_CODES_H
 #define CUDA_DECODE_CODES_H
@@ -72,7 +72,7 @@ template <int FACTOR> PTX_FN uint32_t e2m1_down(const e2m1_tables &tables, uint3
     return ptx_prmt(tables.down, high, turned);
 }
 
-/** A operands of eight E2M1 codes each for the rows g (x) and g + 8 (y); the products of up and down are to be added. */
+/** A operands of eight E2M1 codes each for rows g (x) and g + 8 (y); the products of up and down are to be added. */
 template <int FACTOR>
 PTX_FN void e2m1_operands(const e2m1_tables &tables, uint32_t x, uint32_t y, uint32_t (&up)[4], uint32_t (&down)[4])
 {

@@ -108,8 +108,8 @@ template <bool HIGH> PTX_FN uint32_t interleave(uint32_t a, uint32_t b)
     return HIGH ? (a >> 4 & 0x0f0f0f0fu) | (b & 0xf0f0f0f0u) : (a & 0x0f0f0f0fu) | (b << 4 & 0xf0f0f0f0u);
 }
 
-/** Digits of mxfp4's weights, twice as large, times the factors of blocks of 32: out[digit][k][i] for block i. The eight
- *  tokens of a lane take their places among k in this order: 4t, 4t + 16, 4t + 1, 4t + 17 (k = 0), the others (k = 1). */
+/** Digits of mxfp4's weights, twice as large, times the factors of blocks of 32: out[digit][k][i] for block i. The
+ *  eight tokens of a lane come in this order: 4t, 4t + 16, 4t + 1, 4t + 17 (k = 0), then the others (k = 1). */
 template <int RPL>
 PTX_FN void weigh_interleaved(const uint32_t (&digits)[RPL][2], const uint32_t *factors, uint32_t t,
                               uint32_t (&out)[RPL][2][4])
@@ -128,7 +128,7 @@ PTX_FN void weigh_interleaved(const uint32_t (&digits)[RPL][2], const uint32_t *
     }
 }
 
-/** 16 elements of a block of mxfp4: x and y are codes of elements 2g and 2g + 1, tokens in the order of the weights b. */
+/** 16 elements of a block of mxfp4: x and y are codes of elements 2g and 2g + 1, tokens in the order of b. */
 template <int D, int RPL>
 PTX_FN void v_mma_e2m1(const e2m1_tables &tables, uint32_t x, uint32_t y, const uint32_t (&b)[RPL][2], int at,
                        int32_t (&acc)[RPL][D / 16][4])
