@@ -24,6 +24,8 @@ EXCEPTIONS = {
     "prefill_mma_kernel<128,128>": (96, "128 scores and elements of O a lane: 255 registers, as many as there are"),
     "decode_kernel<256,2>": (800, "head dimension 256 and two rows a lane: 255 registers, as many as there are"),
     "short_kernel<128,1>": (80, "64 registers, so that eight tiles fit a multiprocessor; what spills is a length"),
+    "decode_kernel<128,2>": (280, "twelve warps that spill a little, once a tile, are faster than eight that do not"),
+    "decode_kernel<128,1>": (80, "one register on sm_90a, read once a tile; its launch bounds are the fastest there"),
     "decode_kernel": (80, "its launch bounds are those that are fastest on sm_90a, where it does not spill"),
 }
 
@@ -118,9 +120,9 @@ CASES = [
     Case(tree(NONE, HOT, "80-real;100f-real"), f"no report about {HOT[0]} for sm_100f"),
     Case({"CMakeCache.txt": ""}, "names no architectures"),
     Case(templated("decode", 256, 2, 16, "90a"), None),
-    Case(templated("decode", 128, 2, 16, "80"), None),
-    Case(templated("decode", 128, 2, 41, "80"), "decode_kernel<128,2> for sm_80: 41 bytes of spill stores"),
-    Case(templated("decode", 128, 2, 16, "90a"), "decode_kernel<128,2> for sm_90a: 16 bytes of spill stores"),
+    Case(templated("decode", 64, 2, 16, "80"), None),
+    Case(templated("decode", 64, 2, 41, "80"), "decode_kernel<64,2> for sm_80: 41 bytes of spill stores"),
+    Case(templated("decode", 64, 2, 16, "90a"), "decode_kernel<64,2> for sm_90a: 16 bytes of spill stores"),
     Case(templated("blackwell", 2, 1, 16, "90a"), None),
     Case(templated("blackwell", 2, 1, 16, "120f"), "blackwell_kernel<2,1> for sm_120f: 16 bytes of spill stores"),
     Case(templated("append", 1, 1, 16, "80"), "append_kernel<1,1> for sm_80: 16 bytes of spill stores"),

@@ -33,8 +33,8 @@ namespace
 {
 
 template <int D, int RPL> struct shape {
-    static constexpr int warps =
-        RPL == 1 && D <= 128 ? 16 : 8; /* of a multiprocessor; more would leave too few registers */
+    /* of a multiprocessor; more would leave too few registers */
+    static constexpr int warps = RPL == 1 ? (D <= 128 ? 16 : 8) : (D == 128 ? 12 : 8);
 };
 
 /* ---------------------------------------------------------------------------------------------- rows and states */
@@ -163,10 +163,14 @@ PTX_FN bool load_unit(const attend_params &p, uint32_t index, unit &u)
 }
 
 /* 0xf0f0f0f0, in a register: an instruction has room for one constant, and the compiler would not keep this one. */
-template <int D, int RPL> PTX_FN uint32_t load_constant(warp_memory<D, RPL> &m)
+template <int D, int RPL> PTX_FN uint32_t load_constant(warp_memory<D, RPL> &m, uint32_t lane)
 {
-    *(volatile uint32_t *)&m.raw[0][0][0] = 0xf0f0f0f0u;
-    return *(volatile uint32_t *)&m.raw[0][0][0];
+    volatile uint32_t *at = (volatile uint32_t *)&m.raw[0][0][0];
+    if (lane == 0) {
+        *at = 0xf0f0f0f0u;
+    }
+    __syncwarp();
+    return *at;
 }
 
 /* The walk of a warp over its unit. */
@@ -364,7 +368,7 @@ __global__ void __launch_bounds__(32, shape<D, RPL>::warps) decode_kernel(const 
         return;
     }
     walker<D, RPL> w = {p, m, u, lane, lane / 4u, lane % 4u};
-    w.high_nibbles = load_constant(m);
+    w.high_nibbles = load_constant(m, lane);
     __syncwarp();
     w.begin();
     load_queries<D, RPL>(p, u, m, lane);

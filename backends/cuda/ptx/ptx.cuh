@@ -30,6 +30,15 @@ PTX_FN int32_t ptx_dp4a_ss(int32_t a, int32_t b, int32_t c)
     return d;
 }
 
+/** x >> 16, by the multiplier and not by the shifter, of which there are too few where this is used.
+ *  PTX ISA, Integer Arithmetic, dp2a */
+PTX_FN uint32_t ptx_dp2a_high_half(uint32_t x)
+{
+    uint32_t d;
+    asm("dp2a.lo.u32.u32 %0, %1, %2, %3;" : "=r"(d) : "r"(x), "r"(0x0100u), "r"(0u));
+    return d;
+}
+
 /** Four bytes of {b, a} picked by the selector's nibbles; a nibble's top bit replicates the byte's sign instead, which
  *  __byte_perm cannot do. PTX ISA, Data Movement, prmt */
 PTX_FN uint32_t ptx_prmt(uint32_t a, uint32_t b, uint32_t selector)
@@ -112,6 +121,13 @@ PTX_FN uint32_t ptx_thread(void)
     uint32_t d;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(d));
     return d;
+}
+
+/** x, with a zero in it that neither compiler nor assembler sees through: a constant that stays in a register, where an
+ *  instruction has no room for it. */
+PTX_FN uint32_t ptx_constant(uint32_t x)
+{
+    return ptx_thread() >> 16 ^ x;
 }
 
 /** x, in a form whose origin the compiler forgets: it stays in a register instead of being computed again. */

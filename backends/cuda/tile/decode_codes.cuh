@@ -6,6 +6,7 @@
  * PRMT looks a code's magnitude up; a set sign bit makes it replicate the entry's sign instead. The table of
  * magnitude + 1 gives 0 for negative codes, that of -magnitude (with -1 for 0, whose negative is never stored), asked
  * with the sign turned, -1 for positive ones. The sum of both products is that of the codes.
+ * One half of a table is in the instruction, the other in a register, which the compiler fills each time if it can.
  */
 #ifndef CUDA_DECODE_CODES_H
 #define CUDA_DECODE_CODES_H
@@ -38,18 +39,52 @@ static constexpr __host__ __device__ uint32_t down_entries(int first, int factor
     return word;
 }
 
-/** Positive codes: FACTOR * code + 1; negative ones: 0. Of the selector's four low nibbles. */
-template <int FACTOR> PTX_FN uint32_t e2m1_up(uint32_t codes)
+/** Entries of codes 0..3. */
+struct e2m1_tables {
+    uint32_t up;
+    uint32_t down;
+};
+
+template <int FACTOR> PTX_FN e2m1_tables e2m1_constants(void)
 {
-    constexpr uint32_t low = up_entries(0, FACTOR), high = up_entries(4, FACTOR);
-    return ptx_prmt(low, high, codes);
+    constexpr uint32_t up = up_entries(0, FACTOR), down = down_entries(0, FACTOR);
+    return {up, down};
+}
+
+/** The same in registers that stay: the compiler does not see what is in them. */
+template <int FACTOR> PTX_FN e2m1_tables e2m1_registers(void)
+{
+    constexpr uint32_t up = up_entries(0, FACTOR), down = down_entries(0, FACTOR);
+    return {ptx_constant(up), ptx_constant(down)};
+}
+
+/** Positive codes: FACTOR * code + 1; negative ones: 0. Of the selector's four low nibbles. */
+template <int FACTOR> PTX_FN uint32_t e2m1_up(const e2m1_tables &tables, uint32_t codes)
+{
+    constexpr uint32_t high = up_entries(4, FACTOR);
+    return ptx_prmt(tables.up, high, codes);
 }
 
 /** Negative codes: FACTOR * code; positive ones: -1. The codes' sign bits are turned. */
-template <int FACTOR> PTX_FN uint32_t e2m1_down(uint32_t turned)
+template <int FACTOR> PTX_FN uint32_t e2m1_down(const e2m1_tables &tables, uint32_t turned)
 {
-    constexpr uint32_t low = down_entries(0, FACTOR), high = down_entries(4, FACTOR);
-    return ptx_prmt(low, high, turned);
+    constexpr uint32_t high = down_entries(4, FACTOR);
+    return ptx_prmt(tables.down, high, turned);
+}
+
+/** A operands of eight E2M1 codes each for rows g (x) and g + 8 (y); the products of up and down are to be added. */
+template <int FACTOR>
+PTX_FN void e2m1_operands(const e2m1_tables &tables, uint32_t x, uint32_t y, uint32_t (&up)[4], uint32_t (&down)[4])
+{
+    const uint32_t turned_x = x ^ 0x88888888u, turned_y = y ^ 0x88888888u;
+    up[0] = e2m1_up<FACTOR>(tables, x);
+    up[1] = e2m1_up<FACTOR>(tables, y);
+    up[2] = e2m1_up<FACTOR>(tables, ptx_dp2a_high_half(x));
+    up[3] = e2m1_up<FACTOR>(tables, ptx_dp2a_high_half(y));
+    down[0] = e2m1_down<FACTOR>(tables, turned_x);
+    down[1] = e2m1_down<FACTOR>(tables, turned_y);
+    down[2] = e2m1_down<FACTOR>(tables, ptx_dp2a_high_half(turned_x));
+    down[3] = e2m1_down<FACTOR>(tables, ptx_dp2a_high_half(turned_y));
 }
 
 #endif

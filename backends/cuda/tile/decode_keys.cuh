@@ -88,6 +88,7 @@ template <int STEPS, int STRIDE>
 PTX_FN void k_group_mxfp4(const uint8_t *codes, const uint32_t *factors, const uint2 *queries, uint32_t g, uint32_t t,
                           int32_t (&s)[2][4])
 {
+    const e2m1_tables tables = e2m1_constants<1>(); /* no registers are left */
     clear_sums(s);
     uint2 f[2];
 #pragma unroll
@@ -100,9 +101,8 @@ PTX_FN void k_group_mxfp4(const uint8_t *codes, const uint32_t *factors, const u
 #pragma unroll
         for (uint32_t half = 0; half < 2u; ++half) {
             const uint2 w = read_words(codes + (4 * step + t) * 128u + k_place(half, g, t));
-            const uint32_t up[4] = {e2m1_up<1>(w.x), e2m1_up<1>(w.y), e2m1_up<1>(w.x >> 16), e2m1_up<1>(w.y >> 16)};
-            const uint32_t x = w.x ^ 0x88888888u, y = w.y ^ 0x88888888u;
-            const uint32_t down[4] = {e2m1_down<1>(x), e2m1_down<1>(y), e2m1_down<1>(x >> 16), e2m1_down<1>(y >> 16)};
+            uint32_t up[4], down[4];
+            e2m1_operands<1>(tables, w.x, w.y, up, down);
             int32_t sums[4] = {0, 0, 0, 0};
             ptx_mma_m16n8k32_ss(sums, up, turned);
             ptx_mma_m16n8k32_ss(sums, down, turned);

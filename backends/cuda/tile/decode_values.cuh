@@ -102,49 +102,70 @@ PTX_FN void v_group_int4p(const uint8_t *codes, const uint32_t *factors, const u
     }
 }
 
-/** Selector nibbles of the low codes (low half) and of the high codes (high half) of four tokens. */
-PTX_FN uint32_t code_selectors(uint32_t w)
+/** Nibbles of two words, a's in the even places: their low ones, or (HIGH) their high ones. */
+template <bool HIGH> PTX_FN uint32_t interleave(uint32_t a, uint32_t b)
 {
-    const uint32_t even = w & 0x0f0f0f0fu, odd = w >> 4 & 0x0f0f0f0fu;
-    return ptx_prmt(even | even >> 4, odd | odd >> 4, 0x6420u);
+    return HIGH ? (a >> 4 & 0x0f0f0f0fu) | (b & 0xf0f0f0f0u) : (a & 0x0f0f0f0fu) | (b << 4 & 0xf0f0f0f0u);
 }
 
-/** mxfp4: blocks of 32 elements. Codes enter 8 times as large, the digits twice. */
+/** Digits of mxfp4's weights, twice as large, times the factors of blocks of 32: out[digit][k][i] for block i. The
+ *  eight tokens of a lane come in this order: 4t, 4t + 16, 4t + 1, 4t + 17 (k = 0), then the others (k = 1). */
+template <int RPL>
+PTX_FN void weigh_interleaved(const uint32_t (&digits)[RPL][2], const uint32_t *factors, uint32_t t,
+                              uint32_t (&out)[RPL][2][4])
+{
+    const uint4 f0 = *reinterpret_cast<const uint4 *>(factors + 4u * t);
+    const uint4 f1 = *reinterpret_cast<const uint4 *>(factors + 16u + 4u * t);
+#pragma unroll
+    for (int digit = 0; digit < RPL; ++digit) {
+        const uint32_t low = digits[digit][0] * 2u, high = digits[digit][1] * 2u;
+        const uint32_t first[4] = {f0.x * ptx_prmt(low, 0, 0x4440u), f1.x * ptx_prmt(high, 0, 0x4440u),
+                                   f0.y * ptx_prmt(low, 0, 0x4441u), f1.y * ptx_prmt(high, 0, 0x4441u)};
+        const uint32_t second[4] = {f0.z * ptx_prmt(low, 0, 0x4442u), f1.z * ptx_prmt(high, 0, 0x4442u),
+                                    f0.w * ptx_prmt(low, 0, 0x4443u), f1.w * ptx_prmt(high, 0, 0x4443u)};
+        transpose_bytes(first, out[digit][0]);
+        transpose_bytes(second, out[digit][1]);
+    }
+}
+
+/** 16 elements of a block of mxfp4: x and y are codes of elements 2g and 2g + 1, tokens in the order of b. */
+template <int D, int RPL>
+PTX_FN void v_mma_e2m1(const e2m1_tables &tables, uint32_t x, uint32_t y, const uint32_t (&b)[RPL][2], int at,
+                       int32_t (&acc)[RPL][D / 16][4])
+{
+    uint32_t up[4], down[4];
+    e2m1_operands<8>(tables, x, y, up, down);
+#pragma unroll
+    for (int digit = 0; digit < RPL; ++digit) {
+        ptx_mma_m16n8k32_su(acc[digit][at], up, b[digit]);
+        ptx_mma_m16n8k32_su(acc[digit][at], down, b[digit]);
+    }
+}
+
+/** mxfp4: blocks of 32 elements. Codes enter 8 times as large, the digits twice. The codes of tokens n and n + 16 of an
+ *  element are put side by side, so that half a word selects four entries. */
 template <int D, int RPL>
 PTX_FN void v_group_mxfp4(const uint8_t *codes, const uint32_t *factors, const uint32_t (&p)[2], uint32_t g, uint32_t t,
                           int32_t (&acc)[RPL][D / 16][4])
 {
+    const e2m1_tables tables = e2m1_registers<8>();
     uint32_t digits[RPL][2], x[RPL][2][4];
     digits_of<RPL>(p, g, digits);
 #pragma unroll
-    for (int digit = 0; digit < RPL; ++digit) {
-        digits[digit][0] *= 2u;
-        digits[digit][1] *= 2u;
-    }
-#pragma unroll
     for (int i = 0; i < D / 32; ++i) {
         if (i % 4 == 0) {
-            weigh_blocks<RPL>(digits, factors + i / 4 * 2 * CUDA_TILE_TOKENS, 0, t, x);
+            weigh_interleaved<RPL>(digits, factors + i / 4 * 2 * CUDA_TILE_TOKENS, t, x);
         }
         const uint2 w0 = v_words(codes, 2u * D, t, i, g);
         const uint2 w1 = v_words(codes, 2u * D, 4u + t, i, g);
-        const uint32_t selectors[4] = {code_selectors(w0.x), code_selectors(w0.y), code_selectors(w1.x),
-                                       code_selectors(w1.y)};
+        uint32_t b[RPL][2];
 #pragma unroll
-        for (int high = 0; high < 2; ++high) {
-            uint32_t up[4], down[4];
-#pragma unroll
-            for (int r = 0; r < 4; ++r) {
-                up[r] = e2m1_up<8>(selectors[r] >> (16 * high));
-                down[r] = e2m1_down<8>((selectors[r] ^ 0x88888888u) >> (16 * high));
-            }
-#pragma unroll
-            for (int digit = 0; digit < RPL; ++digit) {
-                const uint32_t b[2] = {x[digit][0][i % 4], x[digit][1][i % 4]};
-                ptx_mma_m16n8k32_su(acc[digit][2 * i + high], up, b);
-                ptx_mma_m16n8k32_su(acc[digit][2 * i + high], down, b);
-            }
+        for (int digit = 0; digit < RPL; ++digit) {
+            b[digit][0] = x[digit][0][i % 4];
+            b[digit][1] = x[digit][1][i % 4];
         }
+        v_mma_e2m1<D, RPL>(tables, interleave<false>(w0.x, w1.x), interleave<false>(w0.y, w1.y), b, 2 * i, acc);
+        v_mma_e2m1<D, RPL>(tables, interleave<true>(w0.x, w1.x), interleave<true>(w0.y, w1.y), b, 2 * i + 1, acc);
     }
 }
 
