@@ -203,6 +203,13 @@ static bool only_float(void)
     return text != NULL && strcmp(text, "float") == 0;
 }
 
+/* NIBBLE_TEST_OPS=pages: what writes and reads pages alone, without attend: many more cases in the same time. */
+static bool only_pages(void)
+{
+    const char *text = getenv("NIBBLE_TEST_OPS");
+    return text != NULL && strcmp(text, "pages") == 0;
+}
+
 static void make_pool(trial *t)
 {
     uint32_t pages_needed = 0;
@@ -658,8 +665,9 @@ static void run_case(world *w, uint64_t seed, uint32_t number)
     describe(&t, number);
     make_arrays(&t);
     do_append(&t);
-    do_attend(&t);
-    do_attend(&t);
+    for (uint32_t i = 0; i < 2u && !only_pages(); ++i) {
+        do_attend(&t);
+    }
     do_gather(&t);
     do_pages(&t);
     world_clear(w);

@@ -23,6 +23,7 @@
 
 struct append_shared {
     token_place places[TOKENS_MAX];
+    bool quad_is_whole[TOKENS_MAX / QUAD]; /* of V */
     quad_lists lists[GROUPS_MAX];
     float reciprocals[RECIPROCALS];
     block_stats total;
@@ -57,10 +58,7 @@ struct append_work {
     uint32_t first; /* token of the call */
     uint32_t count; /* tokens */
     team32 team;
-    bool is_active; /* the lane has vectors */
     bool has_tables;
-    uint32_t step;  /* tokens of a pass: every warp takes team.per_warp */
-    uint32_t token; /* of the block: the lane's in the first pass, 0 for idle lanes */
     cuda_tensor in;
 };
 
@@ -68,7 +66,6 @@ static __device__ append_work work_of(const append_params &p)
 {
     append_work w;
     bool is_k = blockIdx.y == NBL_KIND_K;
-    uint32_t warp = threadIdx.x / WARP_LANES;
     w.kind = blockIdx.y;
     w.head = blockIdx.x % p.kv_heads;
     w.dim = is_k ? p.k_dim : p.v_dim;
@@ -77,9 +74,6 @@ static __device__ append_work work_of(const append_params &p)
     w.first = blockIdx.x / p.kv_heads * p.block_tokens;
     w.count = min(p.block_tokens, p.tokens - w.first);
     w.team = team32_of(w.dim);
-    w.step = min(GROUP_TOKENS, WARPS * w.team.per_warp);
-    w.is_active = w.team.vector < w.team.per_warp && warp * w.team.per_warp < w.step;
-    w.token = w.is_active ? warp * w.team.per_warp + w.team.vector : 0u;
     w.has_tables = false;
     w.in = is_k ? p.k : p.v;
     return w;
@@ -105,6 +99,9 @@ static __device__ void prepare(const append_params &p, const append_work &w, app
         for (uint32_t g = threadIdx.x / WARP_LANES; g < GROUPS_MAX; g += WARPS) {
             quad_lists_fill(&s->lists[g], &s->places[g * GROUP_TOKENS]);
         }
+        if (threadIdx.x < TOKENS_MAX / QUAD) {
+            s->quad_is_whole[threadIdx.x] = quad_is_whole(&s->places[threadIdx.x * QUAD]);
+        }
     } else if (p.centering) {
         int32_t sequence = s->places[0].sequence;
         bool one = sequence == s->places[w.count - 1u].sequence;
@@ -126,46 +123,211 @@ static __device__ const uint8_t *row_of(const append_work &w, uint32_t t)
     return w.in.data + (int64_t)(w.first + t) * w.in.stride[0] + (int64_t)w.head * w.in.stride[1];
 }
 
-/* Loads of the lane's elements pass by pass, ahead of their use. */
-struct append_input {
-    const uint8_t *next; /* the lane's elements of the next token to fetch */
-    int64_t step_bytes;  /* to the one after it */
-    uint32_t token;      /* of the block: the next one */
-    uint32_t bytes;      /* of the lane's elements below the dimension */
-    uint32_t to;         /* slot of the next one, of the next one to use; counted in slots */
-    uint32_t from;
+static __device__ bool center_is_large(const block16_centering &c)
+{
+    return c.codes != NULL && nbl_e8m0_decode_slot(*c.exponent) > CENTER_SMALL_EXPONENT;
+}
+
+/* ------------------------------------------------------------------------------------------------ the usual way
+ *
+ * Each warp on its own, without a barrier: input through slots in shared memory, two passes ahead; halves32. For wide
+ * tensors, vectors of up to eight lanes, tokens of one sequence where they are centred, and no input beyond X. */
+
+#define NO_ROWS 31u
+
+/* What a thread fetches in a pass: chunks of 16 bytes. Rows of a power of two of them, up to 32, are fetched in the order
+ * of their bytes: the lanes of a warp take neighbouring chunks, each of which belongs into the slot of the lane that
+ * works on it. Of other rows a lane fetches what it works on. */
+struct append_fetch {
+    const uint8_t *next; /* first chunk of the next pass */
+    int64_t from_step;   /* bytes to the next chunk */
+    uint32_t to;         /* place in the warp's slots */
+    uint32_t to_step;
+    uint32_t chunks;     /* at most; what is left of a slot is zeros */
+    uint32_t token;      /* of the block, of the first chunk */
+    uint32_t row_shift;  /* log2 of the rows fetched side by side; NO_ROWS: all chunks are of one token */
+    uint32_t slot;       /* the next one */
 };
 
-static __device__ append_input input_of(const append_work &w)
+/* What a thread needs for the usual way. */
+struct append_usual {
+    uint32_t token; /* of the block: the warp's first one of the pass */
+    uint32_t step;  /* tokens of a pass of all warps */
+    uint32_t place; /* block of 32 that the lane stores */
+    halves32 halves;
+    uint8_t *slots; /* of the warp */
+    uint8_t *rows;  /* V codes of the warp's tokens */
+    append_fetch fetch;
+};
+
+static __device__ uint32_t element_bytes(const append_work &w)
 {
-    append_input in;
-    uint32_t element_bytes = w.in.dtype == NBL_F32 ? 4u : 2u;
-    uint32_t first = w.team.b * VECTOR32;
-    in.next = row_of(w, w.token) + first * element_bytes;
-    in.step_bytes = (int64_t)w.step * w.in.stride[0];
-    in.token = w.token;
-    in.bytes = first < w.dim ? min(w.dim - first, VECTOR32) * element_bytes : 0u;
-    in.to = in.from = 0;
-    return in;
+    return w.in.dtype == NBL_F32 ? 4u : 2u;
 }
 
-/* A slot of the lane. */
-static __device__ uint8_t *slot_of(const append_params &p, const append_work &w, uint32_t slot)
+/* token: the warp's first one. */
+static __device__ append_fetch fetch_of(const append_work &w, uint32_t token)
 {
-    return (uint8_t *)dynamic_memory() + p.slots_at + (slot * THREADS + threadIdx.x) * slot_bytes(w.in.dtype);
+    append_fetch f;
+    uint32_t lane = threadIdx.x % WARP_LANES;
+    uint32_t row_chunks = w.dim * element_bytes(w) / 16u;
+    uint32_t slot_chunks = VECTOR32 * element_bytes(w) / 16u;
+    uint32_t first; /* chunk in the row */
+    if (row_chunks >= slot_chunks && row_chunks <= WARP_LANES && (row_chunks & (row_chunks - 1u)) == 0) {
+        f.row_shift = (uint32_t)nbl_log2_of(WARP_LANES / row_chunks);
+        uint32_t row = lane >> (5u - f.row_shift);
+        first = lane & (row_chunks - 1u);
+        f.from_step = (int64_t)w.in.stride[0] << f.row_shift;
+        f.to = (row * w.team.size + first / slot_chunks) * slot_bytes(w.in.dtype) + first % slot_chunks * 16u;
+        f.to_step = (w.team.size << f.row_shift) * slot_bytes(w.in.dtype);
+        f.token = token + row;
+        f.chunks = slot_chunks;
+    } else {
+        bool is_idle = w.team.vector >= w.team.per_warp;
+        first = w.team.b * slot_chunks;
+        f.row_shift = NO_ROWS;
+        f.from_step = f.to_step = 16;
+        f.to = lane * slot_bytes(w.in.dtype);
+        f.token = token + (is_idle ? 0u : w.team.vector);
+        f.chunks = is_idle || first >= row_chunks ? 0u : min(row_chunks - first, slot_chunks);
+    }
+    f.next = row_of(w, f.token) + 16u * first;
+    f.slot = 0;
+    return f;
 }
 
-/* Begins to load the next vectors, zeros where there is none. */
-static __device__ void fetch(const append_params &p, const append_work &w, const append_shared *s, append_input *in)
+static __device__ bool usual_is_possible(const append_params &p, const append_work &w, const append_shared *s)
 {
-    bool active = w.is_active && in->token < w.count && s->places[in->token].codes != NULL;
-    vector32_fetch(active ? in->next : w.in.data, active ? in->bytes : 0u, w.in.dtype,
-                   ptx_shared_address(slot_of(p, w, in->to)));
+    bool is_wide = tensor_is_wide(&w.in) && w.team.per_warp >= QUAD;
+    bool trades_blocks = w.hadamard > VECTOR32 && any_mxfp4(p.pages, w.kind);
+    bool is_centered = w.kind == NBL_KIND_K && p.centering;
+    return is_wide && !trades_blocks && (!is_centered || (s->one_sequence && !center_is_large(s->centering)));
+}
+
+static __device__ append_usual usual_of(const append_params &p, const append_work &w)
+{
+    append_usual u;
+    uint32_t warp = threadIdx.x / WARP_LANES;
+    u.token = warp * w.team.per_warp;
+    u.step = WARPS * w.team.per_warp;
+    u.halves = halves32_of(w.team.b, w.hadamard);
+    u.place = halves32_place(u.halves, w.team.b);
+    u.slots = (uint8_t *)dynamic_memory() + p.slots_at + warp * WARP_LANES * slot_bytes(w.in.dtype);
+    u.rows = stage_of() + warp * w.team.per_warp * stage_row_bytes(w.dim);
+    u.fetch = fetch_of(w, u.token);
+    return u;
+}
+
+/* Begins to load the vectors of a pass, zeros past the last token. */
+static __device__ void fetch(const append_work &w, append_usual *u)
+{
+    append_fetch *f = &u->fetch;
+    uint32_t to = ptx_shared_address(u->slots) + f->slot * THREADS * slot_bytes(w.in.dtype) + f->to;
+    const uint8_t *from = f->next;
+    uint32_t left = f->chunks;
+    if (f->token >= w.count) {
+        left = 0;
+    } else if (f->row_shift != NO_ROWS) {
+        left = ((w.count - 1u - f->token) >> f->row_shift) + 1u;
+    }
+#pragma unroll 1
+    for (uint32_t done = 0; done < VECTOR32 * element_bytes(w) / 16u; done += 4u) {
+#pragma unroll
+        for (uint32_t i = 0; i < 4u; ++i) {
+            ptx_cp_async_16_zfill(to, from, done + i < left ? 16u : 0u);
+            to += f->to_step;
+            from += f->from_step;
+        }
+    }
     ptx_cp_async_commit();
-    in->next += in->step_bytes;
-    in->token += w.step;
-    in->to = in->to == SLOTS - 1u ? 0u : in->to + 1u;
+    f->next += (int64_t)u->step * w.in.stride[0];
+    f->token += u->step;
+    f->slot = f->slot == SLOTS - 1u ? 0u : f->slot + 1u;
 }
+
+/* Stores the lane's block of 32 of a vector; all lanes of the warp call it. */
+template <uint32_t FAMILY>
+static __device__ void store_usual(const append_work &w, const append_shared *s, const append_usual &u,
+                                   const token_place &at, uint32_t token, bool active, const codes32 &q)
+{
+    if (active) {
+        write_scales<FAMILY>(at, w.team, u.place, q);
+    }
+    if (w.kind == NBL_KIND_K) {
+        if (active) {
+            write_k_codes(at, u.place, q.words);
+        }
+        return;
+    }
+    uint32_t row_bytes = stage_row_bytes(w.dim);
+    uint8_t *row = u.rows + w.team.vector * row_bytes;
+    if (active) {
+        stage_v_codes(row, u.place, at.format, q.words);
+    }
+    __syncwarp();
+    uint32_t r = w.team.vector % QUAD;
+    if (active && s->quad_is_whole[token / QUAD]) {
+        write_v_quad(at, row - r * row_bytes, row_bytes, u.place, r);
+    } else if (active) {
+        write_v_single(at, row, u.place);
+    }
+}
+
+/* A pass of the warp: one vector of each team. Returns whether the usual way was wrong for it. */
+template <uint32_t FAMILY>
+static __device__ bool append_pass(const append_params &p, const append_work &w, append_shared *s,
+                                   const append_usual &u, const uint8_t *slots)
+{
+    float x[VECTOR32];
+    codes32 q;
+    uint32_t token = u.token + (w.team.vector < w.team.per_warp ? w.team.vector : 0u);
+    const token_place &at = s->places[token];
+    bool active = w.team.vector < w.team.per_warp && at.codes != NULL;
+    const channel_tables *tables = w.has_tables ? tables_of() : NULL;
+    halves32_take(slots + threadIdx.x % WARP_LANES * slot_bytes(w.in.dtype), w.in.dtype, u.halves, tables, w.team.b, x);
+    halves32_hadamard(x, u.halves, w.hadamard);
+    if (tables != NULL) {
+        halves32_center(x, u.halves, tables, w.team.b);
+    }
+    range32 range = range32_of(x, w.team);
+    if (tables == NULL) {
+        range.sign[0] = u.halves.sign[0];
+        range.sign[1] = u.halves.sign[1];
+    }
+    quantize32<FAMILY>(x, range, w.team, at.format, w.rule, s->reciprocals, p.stats != NULL, &q);
+    halves32_regroup(u.halves, at.format, &q);
+    store_usual<FAMILY>(w, s, u, at, token, active, q);
+    if (p.stats != NULL) {
+        block_stats_add(&s->total, q, block16_counts{0, 0, 0}, range, w.team, at.format, active);
+    }
+    return active && range.vector >= nbl_bits_of(CAREFUL_FROM);
+}
+
+/* All tokens of the block. Returns whether the block is to be done again, the general way. */
+template <uint32_t FAMILY>
+static __device__ bool append_usual_all(const append_params &p, const append_work &w, append_shared *s)
+{
+    append_usual u = usual_of(p, w);
+    bool again = false;
+    uint32_t slot = 0;
+    for (uint32_t i = 0; i < SLOTS - 1u; ++i) {
+        fetch(w, &u);
+    }
+#pragma unroll 1
+    for (; u.token < w.count; u.token += u.step) {
+        __syncwarp(); /* nobody reads the slot that is fetched into any more */
+        fetch(w, &u);
+        ptx_cp_async_wait<SLOTS - 1>();
+        __syncwarp();
+        again |= append_pass<FAMILY>(p, w, s, u, u.slots + slot * THREADS * slot_bytes(w.in.dtype));
+        slot = slot == SLOTS - 1u ? 0u : slot + 1u;
+    }
+    return __syncthreads_or(again);
+}
+
+/* ------------------------------------------------------------------------------------------------ the general way
+ *
+ * Groups of 32 tokens in turn, all cases. */
 
 /* Centre and shifts of the lane's token where the block has several sequences; else none. */
 static __device__ block16_centering own_centering(const append_params &p, const append_work &w, const append_shared *s,
@@ -178,19 +340,23 @@ static __device__ block16_centering own_centering(const append_params &p, const 
     return block16_centering_of(&p.centers, (uint32_t)s->places[t].sequence, p.kv_heads, w.head, p.k_dim, p.status);
 }
 
-static __device__ bool center_is_large(const block16_centering &c)
+#define FLOATS_STRIDE (VECTOR32 + 1u) /* of a lane's elements in shared memory */
+
+/* The lane's elements in between, where the input slots are otherwise. */
+static __device__ float *floats_of(const append_params &p)
 {
-    return c.codes != NULL && nbl_e8m0_decode_slot(*c.exponent) > CENTER_SMALL_EXPONENT;
+    return (float *)(void *)((uint8_t *)dynamic_memory() + p.slots_at) + threadIdx.x * FLOATS_STRIDE;
 }
 
-/* Loads and transforms the lane's elements of token t; zeros where there is no vector. */
-template <bool WIDE>
-static __device__ void load(const append_params &p, const append_work &w, uint32_t t, uint32_t slot, bool active,
-                            bool careful, const block16_centering &own, float (&x)[VECTOR32], block16_counts *counts)
+/* Loads and transforms the lane's elements of token t, zeros where there is no vector, and leaves them in shared
+ * memory. A function of its own, as the next one: the usual way is to be short and have its registers for itself. */
+static __device__ __noinline__ void load(const append_params &p, const append_work &w, uint32_t t, bool active,
+                                         bool careful, const block16_centering &own, block16_counts *counts)
 {
+    float x[VECTOR32];
     uint32_t b = w.team.b;
-    if (WIDE) {
-        vector32_take(slot_of(p, w, slot), w.in.dtype, x);
+    if (active && tensor_is_wide(&w.in) && (b + 1u) * VECTOR32 <= w.dim) {
+        vector32_take(row_of(w, t) + b * VECTOR32 * element_bytes(w), w.in.dtype, x);
     } else {
         vector32_read(&w.in, row_of(w, t), active ? w.dim : 0u, b, x);
     }
@@ -208,24 +374,34 @@ static __device__ void load(const append_params &p, const append_work &w, uint32
     } else if (own.codes != NULL) {
         vector32_center_from(x, own.codes, *own.exponent, w.dim, b, -1.0f);
     }
+    float *to = floats_of(p);
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR32; ++i) {
+        to[i] = x[i];
+    }
 }
 
-/* One vector of each team of the warp: token t of the block. */
-template <uint32_t FAMILY, bool WIDE>
+/* One vector of each team of the warp: token t of the block. in_warp: the lane has one at all. */
+template <uint32_t FAMILY>
 static __device__ void append_vectors(const append_params &p, const append_work &w, append_shared *s, uint32_t t,
-                                      uint32_t slot, bool careful)
+                                      bool in_warp, bool careful)
 {
     float x[VECTOR32];
     codes32 q;
     block16_counts counts = {0, 0, 0};
     range32 range;
     const token_place at = s->places[t];
-    bool active = w.is_active && at.codes != NULL;
+    bool active = in_warp && at.codes != NULL;
     block16_centering own = own_centering(p, w, s, t, active);
     careful = __any_sync(FULL_WARP, careful || center_is_large(own));
 #pragma unroll 1
     for (;;) {
-        load<WIDE>(p, w, t, slot, active, careful, own, x, &counts);
+        load(p, w, t, active, careful, own, &counts);
+        const float *from = floats_of(p);
+#pragma unroll
+        for (uint32_t i = 0; i < VECTOR32; ++i) {
+            x[i] = from[i];
+        }
         range = range32_of(x, w.team);
         if (careful || !__any_sync(FULL_WARP, range.vector >= nbl_bits_of(CAREFUL_FROM))) {
             break;
@@ -234,7 +410,7 @@ static __device__ void append_vectors(const append_params &p, const append_work 
     }
     quantize32<FAMILY>(x, range, w.team, at.format, w.rule, s->reciprocals, p.stats != NULL, &q);
     if (active) {
-        write_scales<FAMILY>(at, w.team, q);
+        write_scales<FAMILY>(at, w.team, w.team.b, q);
         if (w.kind == NBL_KIND_K) {
             write_k_codes(at, w.team.b, q.words);
         } else {
@@ -246,24 +422,20 @@ static __device__ void append_vectors(const append_params &p, const append_work 
     }
 }
 
-/* All tokens of the block, pass by pass. */
-template <uint32_t FAMILY, bool WIDE>
-static __device__ void append_all(const append_params &p, const append_work &w, append_shared *s)
+/* All tokens of the block. */
+template <uint32_t FAMILY>
+static __device__ __noinline__ void append_general_all(const append_params &p, append_shared *s)
 {
+    append_work w = work_of(p);
+    w.has_tables = s->one_sequence;
     bool careful = w.has_tables && center_is_large(s->centering);
+    uint32_t warp = threadIdx.x / WARP_LANES;
+    uint32_t step = min(GROUP_TOKENS, WARPS * w.team.per_warp); /* tokens of a pass */
+    bool in_warp = w.team.vector < w.team.per_warp && warp * w.team.per_warp < step;
+    uint32_t t = in_warp ? warp * w.team.per_warp + w.team.vector : 0u;
     uint32_t all = (w.count + GROUP_TOKENS - 1u) / GROUP_TOKENS * GROUP_TOKENS;
-    append_input in = input_of(w);
-    for (uint32_t i = 0; WIDE && i < SLOTS - 1u; ++i) {
-        fetch(p, w, s, &in);
-    }
-    uint32_t t = w.token;
-    for (uint32_t end = w.step; end <= all; end += w.step, t += w.step) {
-        if (WIDE) {
-            fetch(p, w, s, &in);
-            ptx_cp_async_wait<SLOTS - 1>();
-        }
-        append_vectors<FAMILY, WIDE>(p, w, s, t, in.from, careful);
-        in.from = in.from == SLOTS - 1u ? 0u : in.from + 1u;
+    for (uint32_t end = step; end <= all; end += step, t += step) {
+        append_vectors<FAMILY>(p, w, s, t, in_warp, careful);
         if (w.kind == NBL_KIND_V && end % GROUP_TOKENS == 0) {
             uint32_t g = end / GROUP_TOKENS - 1u;
             __syncthreads();
@@ -274,13 +446,13 @@ static __device__ void append_all(const append_params &p, const append_work &w, 
 }
 
 /* Blocks of a multiprocessor: as many as leave the registers that the kernel needs. */
-static constexpr uint32_t blocks_of(uint32_t family, bool wide)
+static constexpr uint32_t blocks_of(uint32_t family)
 {
-    return !wide ? 2u : family == FAMILY_ANY ? 3u : 4u - BLOCKS_FEWER;
+    return family == FAMILY_ANY ? 3u : 4u - BLOCKS_FEWER;
 }
 
-template <uint32_t FAMILY, bool WIDE>
-static __global__ void __launch_bounds__(THREADS, blocks_of(FAMILY, WIDE))
+template <uint32_t FAMILY>
+static __global__ void __launch_bounds__(THREADS, blocks_of(FAMILY))
     append_kernel(const __grid_constant__ append_params p)
 {
     __shared__ append_shared s;
@@ -298,35 +470,38 @@ static __global__ void __launch_bounds__(THREADS, blocks_of(FAMILY, WIDE))
     prepare(p, w, &s);
     __syncthreads();
     w.has_tables = s.one_sequence;
-    append_all<FAMILY, WIDE>(p, w, &s);
-    if (p.stats != NULL) {
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            block_stats_flush(s.total, p.stats);
+    bool is_left = true;
+    if (usual_is_possible(p, w, &s)) {
+        is_left = append_usual_all<FAMILY>(p, w, &s);
+        if (is_left && threadIdx.x == 0) {
+            s.total = block_stats{0, 0, 0, 0, 0};
         }
+        __syncthreads();
+    }
+    if (is_left) {
+        append_general_all<FAMILY>(p, &s);
+        __syncthreads();
+    }
+    if (p.stats != NULL && threadIdx.x == 0) {
+        block_stats_flush(s.total, p.stats);
     }
 }
 
-/* Kernel for the formats and inputs of a call. */
-static void (*kernel_of(const append_params *p))(const append_params)
+/* Shared memory of a call before the slots. */
+static uint32_t shared_before_slots(const append_params *p)
 {
-    if (!tensor_is_wide(&p->k) || !tensor_is_wide(&p->v)) {
-        return append_kernel<FAMILY_ANY, false>;
-    }
-    switch (family_of(&p->pages)) {
-    case FAMILY_INT8: return append_kernel<FAMILY_INT8, true>;
-    case FAMILY_INT4P: return append_kernel<FAMILY_INT4P, true>;
-    case FAMILY_MXFP4: return append_kernel<FAMILY_MXFP4, true>;
-    default: return append_kernel<FAMILY_ANY, true>;
-    }
+    uint32_t rows = max(GROUP_TOKENS, WARPS * team32_per_warp(p->v_dim));
+    return max(rows * stage_row_bytes(p->v_dim), p->centering ? (uint32_t)sizeof(channel_tables) : 0u);
 }
 
 extern "C" cudaError_t nbl_cuda_append(const append_params *params, cudaStream_t stream)
 {
+    static void (*const kernels[])(const append_params) = {append_kernel<FAMILY_INT8>, append_kernel<FAMILY_INT4P>,
+                                                           append_kernel<FAMILY_MXFP4>, append_kernel<FAMILY_ANY>};
     append_params p = *params;
-    void (*kernel)(const append_params) = kernel_of(params);
+    void (*kernel)(const append_params) = kernels[family_of(&p.pages)];
     p.block_tokens = block_tokens_for(p.tokens, p.kv_heads, p.processors);
-    p.slots_at = max(GROUP_TOKENS * stage_row_bytes(p.v_dim), p.centering ? (uint32_t)sizeof(channel_tables) : 0u);
+    p.slots_at = shared_before_slots(&p);
     uint32_t shared = p.slots_at + SLOTS * THREADS * slot_bytes(p.k.dtype); /* k and v have one type */
     cudaError_t error = shared_memory_for((const void *)kernel, shared);
     if (error != cudaSuccess) {

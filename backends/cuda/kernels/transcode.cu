@@ -100,7 +100,7 @@ static __device__ void transcode_vector(const pages_params &p, const transcode_w
     quantize32<FAMILY>(x, range, w.team, w.to.format, w.rule, s->reciprocals, p.stats != NULL, &q);
     __syncwarp();
     if (active) {
-        write_scales<FAMILY>(s->to[t], w.team, q);
+        write_scales<FAMILY>(s->to[t], w.team, w.team.b, q);
         if (w.kind == NBL_KIND_K) {
             write_k_codes(s->to[t], w.team.b, q.words);
         } else {
