@@ -14,6 +14,9 @@
 #include "../tile/page_tokens.cuh"
 
 #define THREADS 128u
+#ifndef APPEND_BLOCKS
+#define APPEND_BLOCKS 4u
+#endif
 #define WARPS (THREADS / WARP_LANES)
 #define SLOTS 3u /* of a lane: two passes are on their way while one is quantized */
 /* Inputs beyond X (NUM 3.1) show after the transforms: the largest of a run of n numbers does not get smaller by the
@@ -62,11 +65,12 @@ struct append_work {
     cuda_tensor in;
 };
 
-static __device__ append_work work_of(const append_params &p)
+/* kind: blockIdx.y, or what it is known to be when this is compiled. */
+static __device__ __forceinline__ append_work work_of(const append_params &p, uint32_t kind)
 {
     append_work w;
-    bool is_k = blockIdx.y == NBL_KIND_K;
-    w.kind = blockIdx.y;
+    bool is_k = kind == NBL_KIND_K;
+    w.kind = kind;
     w.head = blockIdx.x % p.kv_heads;
     w.dim = is_k ? p.k_dim : p.v_dim;
     w.hadamard = is_k ? p.k_hadamard : p.v_hadamard;
@@ -128,6 +132,17 @@ static __device__ bool center_is_large(const block16_centering &c)
     return c.codes != NULL && nbl_e8m0_decode_slot(*c.exponent) > CENTER_SMALL_EXPONENT;
 }
 
+/* Centre and shifts of the lane's token where the block has several sequences; else none. */
+static __device__ block16_centering own_centering(const append_params &p, const append_work &w, const append_shared *s,
+                                                  uint32_t t, bool active)
+{
+    block16_centering none = {NULL, NULL, NULL};
+    if (w.kind != NBL_KIND_K || !p.centering || w.has_tables || !active) {
+        return none;
+    }
+    return block16_centering_of(&p.centers, (uint32_t)s->places[t].sequence, p.kv_heads, w.head, p.k_dim, p.status);
+}
+
 /* ------------------------------------------------------------------------------------------------ the usual way
  *
  * Each warp on its own, without a barrier: input through slots in shared memory, two passes ahead; halves32. For wide
@@ -141,6 +156,7 @@ static __device__ bool center_is_large(const block16_centering &c)
 struct append_fetch {
     const uint8_t *next; /* first chunk of the next pass */
     int64_t from_step;   /* bytes to the next chunk */
+    int64_t pass_bytes;  /* to the next pass */
     uint32_t to;         /* place in the warp's slots */
     uint32_t to_step;
     uint32_t chunks;     /* at most; what is left of a slot is zeros */
@@ -156,6 +172,7 @@ struct append_usual {
     uint32_t place; /* block of 32 that the lane stores */
     halves32 halves;
     uint8_t *slots; /* of the warp */
+    uint32_t slot;  /* bytes to the lane's */
     uint8_t *rows;  /* V codes of the warp's tokens */
     append_fetch fetch;
 };
@@ -196,14 +213,6 @@ static __device__ append_fetch fetch_of(const append_work &w, uint32_t token)
     return f;
 }
 
-static __device__ bool usual_is_possible(const append_params &p, const append_work &w, const append_shared *s)
-{
-    bool is_wide = tensor_is_wide(&w.in) && w.team.per_warp >= QUAD;
-    bool trades_blocks = w.hadamard > VECTOR32 && any_mxfp4(p.pages, w.kind);
-    bool is_centered = w.kind == NBL_KIND_K && p.centering;
-    return is_wide && !trades_blocks && (!is_centered || (s->one_sequence && !center_is_large(s->centering)));
-}
-
 static __device__ append_usual usual_of(const append_params &p, const append_work &w)
 {
     append_usual u;
@@ -213,16 +222,19 @@ static __device__ append_usual usual_of(const append_params &p, const append_wor
     u.halves = halves32_of(w.team.b, w.hadamard);
     u.place = halves32_place(u.halves, w.team.b);
     u.slots = (uint8_t *)dynamic_memory() + p.slots_at + warp * WARP_LANES * slot_bytes(w.in.dtype);
+    u.slot = threadIdx.x % WARP_LANES * slot_bytes(w.in.dtype);
     u.rows = stage_of() + warp * w.team.per_warp * stage_row_bytes(w.dim);
     u.fetch = fetch_of(w, u.token);
+    u.fetch.pass_bytes = (int64_t)u.step * w.in.stride[0];
     return u;
 }
 
-/* Begins to load the vectors of a pass, zeros past the last token. */
-static __device__ void fetch(const append_work &w, append_usual *u)
+/* Begins to load the vectors of a pass, zeros past the last token. BF16: as in halves32_take. */
+template <bool BF16> static __device__ void fetch(const append_work &w, append_usual *u)
 {
     append_fetch *f = &u->fetch;
-    uint32_t to = ptx_shared_address(u->slots) + f->slot * THREADS * slot_bytes(w.in.dtype) + f->to;
+    uint32_t dtype = BF16 ? (uint32_t)NBL_BF16 : w.in.dtype;
+    uint32_t to = ptx_shared_address(u->slots) + f->slot * (THREADS * slot_bytes(dtype)) + f->to;
     const uint8_t *from = f->next;
     uint32_t left = f->chunks;
     if (f->token >= w.count) {
@@ -231,7 +243,7 @@ static __device__ void fetch(const append_work &w, append_usual *u)
         left = ((w.count - 1u - f->token) >> f->row_shift) + 1u;
     }
 #pragma unroll 1
-    for (uint32_t done = 0; done < VECTOR32 * element_bytes(w) / 16u; done += 4u) {
+    for (uint32_t done = 0; done < (BF16 || dtype != NBL_F32 ? 4u : 8u); done += 4u) {
 #pragma unroll
         for (uint32_t i = 0; i < 4u; ++i) {
             ptx_cp_async_16_zfill(to, from, done + i < left ? 16u : 0u);
@@ -240,7 +252,7 @@ static __device__ void fetch(const append_work &w, append_usual *u)
         }
     }
     ptx_cp_async_commit();
-    f->next += (int64_t)u->step * w.in.stride[0];
+    f->next += f->pass_bytes;
     f->token += u->step;
     f->slot = f->slot == SLOTS - 1u ? 0u : f->slot + 1u;
 }
@@ -273,87 +285,97 @@ static __device__ void store_usual(const append_work &w, const append_shared *s,
     }
 }
 
-/* A pass of the warp: one vector of each team. Returns whether the usual way was wrong for it. */
-template <uint32_t FAMILY>
-static __device__ bool append_pass(const append_params &p, const append_work &w, append_shared *s,
+/* Takes and transforms the lane's elements. careful: inputs may be beyond X (NUM 3.1). */
+template <uint32_t STEPS, bool BF16>
+static __device__ void transform(const append_work &w, const append_usual &u, const uint8_t *slot, bool careful,
+                                 const block16_centering &own, float (&x)[VECTOR32], block16_counts *counts)
+{
+    const halves32 &h = u.halves;
+    if (careful) {
+        halves32_take<false>(slot, w.in.dtype, h, false, tables_of(), w.team.b, x);
+        vector32_sanitize(x, counts);
+        halves32_scale(x, h, w.has_tables, tables_of(), w.team.b);
+    } else {
+        halves32_take<BF16>(slot, w.in.dtype, h, w.has_tables, tables_of(), w.team.b, x);
+    }
+    if (own.shifts != NULL) {
+        halves32_scale_from(x, h, own.shifts, w.dim, w.team.b);
+    }
+    halves32_hadamard<STEPS>(x, h, w.hadamard);
+    if (w.has_tables) {
+        halves32_center(x, h, tables_of(), w.team.b);
+    } else if (own.codes != NULL) {
+        halves32_center_from(x, h, own.codes, *own.exponent, w.dim, w.team.b);
+    }
+}
+
+/* A pass of the warp: one vector of each team. */
+template <uint32_t FAMILY, uint32_t STEPS, bool BF16>
+static __device__ void append_pass(const append_params &p, const append_work &w, append_shared *s,
                                    const append_usual &u, const uint8_t *slots)
 {
     float x[VECTOR32];
     codes32 q;
-    uint32_t token = u.token + (w.team.vector < w.team.per_warp ? w.team.vector : 0u);
-    const token_place &at = s->places[token];
-    bool active = w.team.vector < w.team.per_warp && at.codes != NULL;
-    const channel_tables *tables = w.has_tables ? tables_of() : NULL;
-    halves32_take(slots + threadIdx.x % WARP_LANES * slot_bytes(w.in.dtype), w.in.dtype, u.halves, tables, w.team.b, x);
-    halves32_hadamard(x, u.halves, w.hadamard);
-    if (tables != NULL) {
-        halves32_center(x, u.halves, tables, w.team.b);
+    range32 range;
+    block16_counts counts = {0, 0, 0};
+    bool has_vector = w.team.vector < w.team.per_warp;
+    uint32_t token = u.token + (has_vector ? w.team.vector : 0u);
+    bool active = has_vector && s->places[token].codes != NULL;
+    block16_centering own = own_centering(p, w, s, token, active);
+    bool careful = w.has_tables ? center_is_large(s->centering) : __any_sync(FULL_WARP, center_is_large(own));
+#pragma unroll 1
+    for (;;) {
+        transform<STEPS, BF16>(w, u, slots + u.slot, careful, own, x, &counts);
+        range = range32_of(x, w.team);
+        if (careful || !__any_sync(FULL_WARP, range.vector >= nbl_bits_of(CAREFUL_FROM))) {
+            break;
+        }
+        careful = true;
     }
-    range32 range = range32_of(x, w.team);
-    if (tables == NULL) {
-        range.sign[0] = u.halves.sign[0];
-        range.sign[1] = u.halves.sign[1];
-    }
-    quantize32<FAMILY>(x, range, w.team, at.format, w.rule, s->reciprocals, p.stats != NULL, &q);
+    bool is_settled = w.has_tables || own.codes != NULL;
+    range.sign[0] = is_settled ? 1.0f : u.halves.sign[0];
+    range.sign[1] = is_settled ? 1.0f : u.halves.sign[1];
+    const token_place at = s->places[token];
+    quantize32<FAMILY, false>(x, range, w.team, at.format, w.rule, s->reciprocals, p.stats != NULL, &q);
     halves32_regroup(u.halves, at.format, &q);
     store_usual<FAMILY>(w, s, u, at, token, active, q);
     if (p.stats != NULL) {
-        block_stats_add(&s->total, q, block16_counts{0, 0, 0}, range, w.team, at.format, active);
+        block16_counts none = {0, 0, 0};
+        block_stats_add(&s->total, q, active ? counts : none, range, w.team, at.format, active);
     }
-    return active && range.vector >= nbl_bits_of(CAREFUL_FROM);
 }
 
-/* All tokens of the block. Returns whether the block is to be done again, the general way. */
-template <uint32_t FAMILY>
-static __device__ bool append_usual_all(const append_params &p, const append_work &w, append_shared *s)
+/* All tokens of the block. */
+template <uint32_t FAMILY, uint32_t KIND, uint32_t STEPS, bool BF16>
+static __device__ void append_usual_all(const append_params &p, append_shared *s)
 {
+    append_work w = work_of(p, KIND);
+    w.has_tables = KIND == NBL_KIND_K && s->one_sequence;
     append_usual u = usual_of(p, w);
-    bool again = false;
-    uint32_t slot = 0;
+    uint32_t pass_slots = THREADS * slot_bytes(BF16 ? (uint32_t)NBL_BF16 : w.in.dtype);
+    uint8_t *slots = u.slots;
     for (uint32_t i = 0; i < SLOTS - 1u; ++i) {
-        fetch(w, &u);
+        fetch<BF16>(w, &u);
     }
 #pragma unroll 1
     for (; u.token < w.count; u.token += u.step) {
         __syncwarp(); /* nobody reads the slot that is fetched into any more */
-        fetch(w, &u);
+        fetch<BF16>(w, &u);
         ptx_cp_async_wait<SLOTS - 1>();
         __syncwarp();
-        again |= append_pass<FAMILY>(p, w, s, u, u.slots + slot * THREADS * slot_bytes(w.in.dtype));
-        slot = slot == SLOTS - 1u ? 0u : slot + 1u;
+        append_pass<FAMILY, STEPS, BF16>(p, w, s, u, slots);
+        slots = slots == u.slots + (SLOTS - 1u) * pass_slots ? u.slots : slots + pass_slots;
     }
-    return __syncthreads_or(again);
 }
 
 /* ------------------------------------------------------------------------------------------------ the general way
  *
  * Groups of 32 tokens in turn, all cases. */
 
-/* Centre and shifts of the lane's token where the block has several sequences; else none. */
-static __device__ block16_centering own_centering(const append_params &p, const append_work &w, const append_shared *s,
-                                                  uint32_t t, bool active)
+/* Loads and transforms the lane's elements of token t; zeros where there is no vector. */
+static __device__ __forceinline__ void load(const append_work &w, uint32_t t, bool active, bool careful,
+                                            const block16_centering &own, float (&x)[VECTOR32], block16_counts *counts)
 {
-    block16_centering none = {NULL, NULL, NULL};
-    if (w.kind != NBL_KIND_K || !p.centering || w.has_tables || !active) {
-        return none;
-    }
-    return block16_centering_of(&p.centers, (uint32_t)s->places[t].sequence, p.kv_heads, w.head, p.k_dim, p.status);
-}
-
-#define FLOATS_STRIDE (VECTOR32 + 1u) /* of a lane's elements in shared memory */
-
-/* The lane's elements in between, where the input slots are otherwise. */
-static __device__ float *floats_of(const append_params &p)
-{
-    return (float *)(void *)((uint8_t *)dynamic_memory() + p.slots_at) + threadIdx.x * FLOATS_STRIDE;
-}
-
-/* Loads and transforms the lane's elements of token t, zeros where there is no vector, and leaves them in shared
- * memory. A function of its own, as the next one: the usual way is to be short and have its registers for itself. */
-static __device__ __noinline__ void load(const append_params &p, const append_work &w, uint32_t t, bool active,
-                                         bool careful, const block16_centering &own, block16_counts *counts)
-{
-    float x[VECTOR32];
     uint32_t b = w.team.b;
     if (active && tensor_is_wide(&w.in) && (b + 1u) * VECTOR32 <= w.dim) {
         vector32_take(row_of(w, t) + b * VECTOR32 * element_bytes(w), w.in.dtype, x);
@@ -374,11 +396,6 @@ static __device__ __noinline__ void load(const append_params &p, const append_wo
     } else if (own.codes != NULL) {
         vector32_center_from(x, own.codes, *own.exponent, w.dim, b, -1.0f);
     }
-    float *to = floats_of(p);
-#pragma unroll
-    for (uint32_t i = 0; i < VECTOR32; ++i) {
-        to[i] = x[i];
-    }
 }
 
 /* One vector of each team of the warp: token t of the block. in_warp: the lane has one at all. */
@@ -396,19 +413,14 @@ static __device__ void append_vectors(const append_params &p, const append_work 
     careful = __any_sync(FULL_WARP, careful || center_is_large(own));
 #pragma unroll 1
     for (;;) {
-        load(p, w, t, active, careful, own, &counts);
-        const float *from = floats_of(p);
-#pragma unroll
-        for (uint32_t i = 0; i < VECTOR32; ++i) {
-            x[i] = from[i];
-        }
+        load(w, t, active, careful, own, x, &counts);
         range = range32_of(x, w.team);
         if (careful || !__any_sync(FULL_WARP, range.vector >= nbl_bits_of(CAREFUL_FROM))) {
             break;
         }
         careful = true;
     }
-    quantize32<FAMILY>(x, range, w.team, at.format, w.rule, s->reciprocals, p.stats != NULL, &q);
+    quantize32<FAMILY, false>(x, range, w.team, at.format, w.rule, s->reciprocals, p.stats != NULL, &q);
     if (active) {
         write_scales<FAMILY>(at, w.team, w.team.b, q);
         if (w.kind == NBL_KIND_K) {
@@ -424,10 +436,9 @@ static __device__ void append_vectors(const append_params &p, const append_work 
 
 /* All tokens of the block. */
 template <uint32_t FAMILY>
-static __device__ __noinline__ void append_general_all(const append_params &p, append_shared *s)
+static __device__ __forceinline__ void append_general_all(const append_params &p, const append_work &w,
+                                                          append_shared *s)
 {
-    append_work w = work_of(p);
-    w.has_tables = s->one_sequence;
     bool careful = w.has_tables && center_is_large(s->centering);
     uint32_t warp = threadIdx.x / WARP_LANES;
     uint32_t step = min(GROUP_TOKENS, WARPS * w.team.per_warp); /* tokens of a pass */
@@ -445,18 +456,40 @@ static __device__ __noinline__ void append_general_all(const append_params &p, a
     }
 }
 
-/* Blocks of a multiprocessor: as many as leave the registers that the kernel needs. */
-static constexpr uint32_t blocks_of(uint32_t family)
+/* ------------------------------------------------------------------------------------------------ kernels */
+
+/* What a kernel is compiled for. */
+enum append_way {
+    WAY_RECIPES, /* bf16 rotated in blocks of 32 or 128, as recipes do at head dimension 128 */
+    WAY_USUAL,
+    WAY_GENERAL /* also for few tokens: code that runs once had better be short */
+};
+
+/* The instance of the usual way for the block's vectors. */
+template <uint32_t FAMILY, uint32_t WAY, uint32_t KIND>
+static __device__ void append_usual_of(const append_params &p, uint32_t hadamard, append_shared *s)
 {
-    return family == FAMILY_ANY ? 3u : 4u - BLOCKS_FEWER;
+    if (WAY == WAY_USUAL) {
+        append_usual_all<FAMILY, KIND, STEPS_ANY, false>(p, s);
+    } else if (hadamard == 32u) {
+        append_usual_all<FAMILY, KIND, 0, true>(p, s);
+    } else {
+        append_usual_all<FAMILY, KIND, 2, true>(p, s);
+    }
 }
 
-template <uint32_t FAMILY>
-static __global__ void __launch_bounds__(THREADS, blocks_of(FAMILY))
+/* Blocks of a multiprocessor: as many as leave the registers that the kernel needs. */
+static constexpr uint32_t blocks_of(uint32_t family, uint32_t way)
+{
+    return way == WAY_GENERAL ? 2u : family == FAMILY_ANY || way == WAY_USUAL ? 3u : APPEND_BLOCKS - BLOCKS_FEWER;
+}
+
+template <uint32_t FAMILY, uint32_t WAY>
+static __global__ void __launch_bounds__(THREADS, blocks_of(FAMILY, WAY))
     append_kernel(const __grid_constant__ append_params p)
 {
     __shared__ append_shared s;
-    append_work w = work_of(p);
+    append_work w = work_of(p, blockIdx.y);
     if (threadIdx.x == 0) {
         s.total = block_stats{0, 0, 0, 0, 0};
         s.one_sequence = false;
@@ -470,21 +503,38 @@ static __global__ void __launch_bounds__(THREADS, blocks_of(FAMILY))
     prepare(p, w, &s);
     __syncthreads();
     w.has_tables = s.one_sequence;
-    bool is_left = true;
-    if (usual_is_possible(p, w, &s)) {
-        is_left = append_usual_all<FAMILY>(p, w, &s);
-        if (is_left && threadIdx.x == 0) {
-            s.total = block_stats{0, 0, 0, 0, 0};
-        }
-        __syncthreads();
+    if (WAY == WAY_GENERAL) {
+        append_general_all<FAMILY>(p, w, &s);
+    } else if (w.kind == NBL_KIND_K) {
+        append_usual_of<FAMILY, WAY, NBL_KIND_K>(p, w.hadamard, &s);
+    } else {
+        append_usual_of<FAMILY, WAY, NBL_KIND_V>(p, w.hadamard, &s);
     }
-    if (is_left) {
-        append_general_all<FAMILY>(p, &s);
+    if (p.stats != NULL) {
         __syncthreads();
     }
     if (p.stats != NULL && threadIdx.x == 0) {
         block_stats_flush(s.total, p.stats);
     }
+}
+
+#define FEW_TOKENS 64u
+
+/* 1 if vectors can go the usual way; trades: lanes trade blocks of 16, which those of E2M1 codes are not to. */
+static bool is_usual(const cuda_tensor *in, uint32_t dim, uint32_t hadamard, bool may_be_mxfp4)
+{
+    return tensor_is_wide(in) && team32_per_warp(dim) >= QUAD && !(may_be_mxfp4 && hadamard > VECTOR32);
+}
+
+static enum append_way way_of(const append_params *p)
+{
+    if (p->tokens <= FEW_TOKENS || !is_usual(&p->k, p->k_dim, p->k_hadamard, any_mxfp4(p->pages, NBL_KIND_K)) ||
+        !is_usual(&p->v, p->v_dim, p->v_hadamard, any_mxfp4(p->pages, NBL_KIND_V))) {
+        return WAY_GENERAL;
+    }
+    bool recipes = p->k.dtype == NBL_BF16 && (p->k_hadamard == 32u || p->k_hadamard == 128u) &&
+                   (p->v_hadamard == 32u || p->v_hadamard == 128u);
+    return recipes ? WAY_RECIPES : WAY_USUAL;
 }
 
 /* Shared memory of a call before the slots. */
@@ -494,12 +544,15 @@ static uint32_t shared_before_slots(const append_params *p)
     return max(rows * stage_row_bytes(p->v_dim), p->centering ? (uint32_t)sizeof(channel_tables) : 0u);
 }
 
+#define KERNELS_OF(family) \
+    {append_kernel<family, WAY_RECIPES>, append_kernel<family, WAY_USUAL>, append_kernel<family, WAY_GENERAL>}
+
 extern "C" cudaError_t nbl_cuda_append(const append_params *params, cudaStream_t stream)
 {
-    static void (*const kernels[])(const append_params) = {append_kernel<FAMILY_INT8>, append_kernel<FAMILY_INT4P>,
-                                                           append_kernel<FAMILY_MXFP4>, append_kernel<FAMILY_ANY>};
+    static void (*const kernels[][3])(const append_params) = {KERNELS_OF(FAMILY_INT8), KERNELS_OF(FAMILY_INT4P),
+                                                              KERNELS_OF(FAMILY_MXFP4), KERNELS_OF(FAMILY_ANY)};
     append_params p = *params;
-    void (*kernel)(const append_params) = kernels[family_of(&p.pages)];
+    void (*kernel)(const append_params) = kernels[family_of(&p.pages)][way_of(&p)];
     p.block_tokens = block_tokens_for(p.tokens, p.kv_heads, p.processors);
     p.slots_at = shared_before_slots(&p);
     uint32_t shared = p.slots_at + SLOTS * THREADS * slot_bytes(p.k.dtype); /* k and v have one type */

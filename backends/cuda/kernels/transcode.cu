@@ -97,7 +97,7 @@ static __device__ void transcode_vector(const pages_params &p, const transcode_w
         x[i] = w.team.b * VECTOR32 + i < w.dim ? x[i] : 0.0f;
     }
     range32 range = range32_of(x, w.team);
-    quantize32<FAMILY>(x, range, w.team, w.to.format, w.rule, s->reciprocals, p.stats != NULL, &q);
+    quantize32<FAMILY, true>(x, range, w.team, w.to.format, w.rule, s->reciprocals, p.stats != NULL, &q);
     __syncwarp();
     if (active) {
         write_scales<FAMILY>(s->to[t], w.team, w.team.b, q);

@@ -80,7 +80,7 @@ CUDA_DEVICE token_place token_place_of_slot(const cuda_pages *pages, int64_t slo
 }
 
 /** 1 if pages of the pool may be mxfp4: the same for all threads. */
-CUDA_DEVICE bool any_mxfp4(const cuda_pages &pages, uint32_t kind)
+NBL_FN bool any_mxfp4(const cuda_pages &pages, uint32_t kind)
 {
     bool any = false;
     for (uint32_t i = 0; i < pages.region_count; ++i) {
@@ -91,19 +91,22 @@ CUDA_DEVICE bool any_mxfp4(const cuda_pages &pages, uint32_t kind)
 
 /* ------------------------------------------------------------------------------------------------ K */
 
-/** Words of a lane's codes in a format. */
+/** Words of a lane's codes in a format of the integer core: as many as a code has bits. */
 NBL_FN uint32_t words32(uint32_t format)
 {
-    return nbl_layout_code_bits(format);
+    return format == NBL_INT8 ? 8u : 4u;
 }
 
 CUDA_DEVICE void write_k_codes(const token_place &at, uint32_t b, const uint32_t (&words)[VECTOR32 / 4u])
 {
-    uint32_t count = words32(at.format);
-    uint8_t *to = at.codes + (uint64_t)b * count * at.stride;
+    uint8_t *to = at.codes + b * words32(at.format) * at.stride;
 #pragma unroll
-    for (uint32_t i = 0; i < VECTOR32 / 4u; ++i) {
-        if (i < count) {
+    for (uint32_t i = 0; i < 4u; ++i) {
+        *(uint32_t *)(void *)(to + i * at.stride) = words[i];
+    }
+    if (at.format == NBL_INT8) {
+#pragma unroll
+        for (uint32_t i = 4; i < 8u; ++i) {
             *(uint32_t *)(void *)(to + i * at.stride) = words[i];
         }
     }
@@ -112,7 +115,7 @@ CUDA_DEVICE void write_k_codes(const token_place &at, uint32_t b, const uint32_t
 CUDA_DEVICE void read_k_codes(const token_place &at, uint32_t b, uint32_t (&words)[VECTOR32 / 4u])
 {
     uint32_t count = words32(at.format);
-    const uint8_t *from = at.codes + (uint64_t)b * count * at.stride;
+    const uint8_t *from = at.codes + b * count * at.stride;
 #pragma unroll
     for (uint32_t i = 0; i < VECTOR32 / 4u; ++i) {
         words[i] = i < count ? *(const uint32_t *)(const void *)(from + i * at.stride) : 0u;
@@ -345,6 +348,29 @@ CUDA_DEVICE void write_v_single(const token_place &at, uint8_t *row, uint32_t b)
             at.codes[(4u * c + j) * at.stride] = (uint8_t)(word >> (8u * j));
         }
     }
+}
+
+/** Codes of a lane and the units of its halves in the lane's order for halves32_hadamard. */
+CUDA_DEVICE void halves32_swap(const halves32 &h, uint32_t format, uint32_t (&words)[VECTOR32 / 4u], float (&unit)[2])
+{
+    bool is_int8 = format == NBL_INT8;
+    bool swaps = h.swaps != 0;
+#pragma unroll
+    for (uint32_t i = 0; i < 4u && h.steps > 0; ++i) {
+        uint32_t low = words[i];
+        words[i] = swaps && is_int8 ? words[4u + i] : low;
+        words[4u + i] = swaps ? low : words[4u + i];
+    }
+    if (swaps && !is_int8) {
+        uint32_t first = words[0], second = words[1];
+        words[0] = words[2];
+        words[1] = words[3];
+        words[2] = first;
+        words[3] = second;
+    }
+    float low = unit[0];
+    unit[0] = swaps ? unit[1] : low;
+    unit[1] = swaps ? low : unit[1];
 }
 
 /** Trades blocks of 16 between neighbours after halves32_hadamard, so that each has a block of 32, number

@@ -17,7 +17,7 @@
 
 #define INT4P_SATURATES 7.5f                        /* rounds to 8 */
 #define INT8_SATURATES 127.5f                       /* rounds to 128 */
-#define RECIPROCALS (NBL_INT4P_MULTIPLIER_MAX + 2u) /* of 0..17; the first and the last are never used for a code */
+#define RECIPROCALS (NBL_INT4P_MULTIPLIER_MAX + 2u) /* of 0..17; the first, of 1, and the last are never used for a code */
 
 /** What a lane's elements became. */
 struct codes32 {
@@ -38,7 +38,7 @@ struct range32 {
 CUDA_DEVICE void reciprocals_fill(float *reciprocals)
 {
     if (threadIdx.x < RECIPROCALS) {
-        reciprocals[threadIdx.x] = 1.0f / (float)threadIdx.x;
+        reciprocals[threadIdx.x] = 1.0f / (float)max(threadIdx.x, 1u);
     }
 }
 
@@ -63,9 +63,9 @@ CUDA_DEVICE float clamp_finite(float x, float limit)
 
 /* ------------------------------------------------------------------------------------------------ int8 */
 
-/* A vector beyond the largest exponent: its elements, given in units, are clamped. Returns how many. Rare, so it is no
- * part of any kernel's usual path. */
-static __device__ __noinline__ uint32_t int8_saturated(const float *y, uint8_t *codes)
+/* A vector beyond the largest exponent: its elements, given in units, are clamped. Returns how many. Rare, and so a
+ * short loop over local memory. */
+CUDA_DEVICE uint32_t int8_saturated(const float *y, uint8_t *codes)
 {
     uint32_t saturated = 0;
 #pragma unroll 1
@@ -118,25 +118,31 @@ CUDA_DEVICE void quantize32_int8(const float (&x)[VECTOR32], const range32 &rang
 /* The search of NUM 3.5, in units of 1 instead of 2^E, and with one rounding less per product. What differs from the rule:
  *
  * - q = RNE(x * r) without rounding the product first. It is another integer than the rule's only if x * r is within
- *   2^-21 of a tie; both neighbours then have the same squared error, up to 2^-16 of it.
+ *   2^-19 of a tie; both neighbours then have the same squared error, up to 2^-16 of it.
  * - Sums of squares are rounded alike unless they or their terms are subnormal, thus below 2^-50 of an error that is
  *   not the same for all multipliers: two multipliers m, m' either take an element to the same q * m = q' * m', with
  *   one and the same difference, or to integers apart, and then one of the differences is 1/2 at least.
  *
- * So an error is that of the rule up to 2^-15.9 of it (sixteen roundings included), and two errors further apart than
- * INT4P_APART of the larger one are in the right order. Where they are not, the rule itself decides. */
+ * So two errors further apart than INT4P_APART of the smaller one are in the right order. Where they are not, the rule
+ * itself decides. Elements that are codes of a stored vector times a power of two are multiples of 1/2 in units of 2^E:
+ * ties are exact, all sums are, and the order always is right. */
 #define INT4P_APART 0x1p-14f
 #define INT4P_ALL_ZERO 0.4f /* a block below this has codes 0 only, whatever the multiplier */
 
-/* The error for multiplier m: inverse is fl(1/m) * 2^-E, unit m * 2^E. CLAMP: elements may be beyond 7 units. */
+/* The error for multiplier m: inverse is fl(1/m) * 2^-E (CLAMP: a 14th of it), unit m * 2^E. CLAMP: elements may be beyond 7 units; x / unit
+ * is then brought into [-7, 7] as a number in [0, 1], which costs it 2^-21. */
 template <bool CLAMP> CUDA_DEVICE float int4p_error(const float *x, float inverse, float unit)
 {
+    const float width = 2.0f * (float)NBL_INT4P_CODE_MAX;
     float error = 0.0f;
 #pragma unroll
     for (uint32_t i = 0; i < BLOCK16; ++i) {
-        float sum = nbl_fma(x[i], inverse, NBL_MAGIC);
+        float sum;
         if (CLAMP) {
-            sum = fminf(fmaxf(sum, NBL_MAGIC - (float)NBL_INT4P_CODE_MAX), NBL_MAGIC + (float)NBL_INT4P_CODE_MAX);
+            float place = __saturatef(nbl_fma(x[i], inverse, 0.5f));
+            sum = nbl_fma(place, width, NBL_MAGIC - (float)NBL_INT4P_CODE_MAX);
+        } else {
+            sum = nbl_fma(x[i], inverse, NBL_MAGIC);
         }
         float difference = nbl_fma(-(sum - NBL_MAGIC), unit, x[i]);
         error = nbl_fma(difference, difference, error);
@@ -165,7 +171,7 @@ CUDA_DEVICE void int4p_codes(const float *x, float inverse, uint32_t *words)
     }
 }
 
-/* The rule as core/num has it, on a block in units: multiplier, and codes q + 8. Rare, as above. */
+/* The rule as core/num has it, on a block in units: multiplier, and codes q + 8. Rare, and so a function of its own. */
 static __device__ __noinline__ uint32_t int4p_by_rule(const float *y, uint8_t *codes)
 {
     uint32_t m = (uint32_t)nbl_int4p_choose_multiplier(y, BLOCK16);
@@ -178,7 +184,7 @@ static __device__ __noinline__ uint32_t int4p_by_rule(const float *y, uint8_t *c
     return m;
 }
 
-/* The same, of half a lane; words is NULL if only the multiplier is asked for. */
+/* The same, of half a lane: its two words. */
 CUDA_DEVICE uint32_t int4p_block_by_rule(const float *x, float unit, uint32_t *words)
 {
     float y[BLOCK16];
@@ -189,7 +195,7 @@ CUDA_DEVICE uint32_t int4p_block_by_rule(const float *x, float unit, uint32_t *w
     }
     uint32_t m = int4p_by_rule(y, codes);
 #pragma unroll
-    for (uint32_t i = 0; words != NULL && i < 2u; ++i) {
+    for (uint32_t i = 0; i < 2u; ++i) {
         uint32_t low, high;
         memcpy(&low, &codes[8u * i], sizeof low);
         memcpy(&high, &codes[8u * i + 4u], sizeof high);
@@ -198,57 +204,97 @@ CUDA_DEVICE uint32_t int4p_block_by_rule(const float *x, float unit, uint32_t *w
     return m;
 }
 
-/* Multiplier of a block whose largest element is amax * 2^E, amax <= 112; unit is +-2^-E, of_unit +-2^E. */
-CUDA_DEVICE uint32_t int4p_multiplier(const float *x, float amax, float unit, float of_unit, const float *reciprocals)
+/* What the search finds for a block. */
+struct int4p_choice {
+    float multiplier;
+    float reciprocal;
+    bool is_near; /* too near to tell */
+};
+
+/* Searches the multiplier of a block whose largest element is amax * 2^E, amax <= 112; unit is +-2^-E, of_unit +-2^E.
+ * Without a branch, so that the searches of both halves of a lane overlap. */
+template <bool EXACT>
+CUDA_DEVICE int4p_choice int4p_search(const float *x, float amax, float unit, float of_unit, const float *reciprocals)
 {
-    /* fl(1/7) is above 1/7, so this is the m0 of the rule or one less. */
-    uint32_t m0 = max((uint32_t)(amax * (1.0f / (float)NBL_INT4P_CODE_MAX)), 1u);
-    m0 += amax > (float)NBL_INT4P_CODE_MAX * (float)m0;
-    uint32_t multiplier = max(m0 - 1u, 1u);
-    float best = int4p_error<true>(x, reciprocals[multiplier] * unit, (float)multiplier * of_unit);
-    float middle = int4p_error<false>(x, reciprocals[m0] * unit, (float)m0 * of_unit);
-    float high = int4p_error<false>(x, reciprocals[m0 + 1u] * unit, (float)(m0 + 1u) * of_unit);
-    bool is_near = m0 > 1u && fabsf(middle - best) < INT4P_APART * middle;
-    if (middle < best) {
-        best = middle;
-        multiplier = m0;
+    float nearest = nbl_fma(amax, 1.0f / (float)NBL_INT4P_CODE_MAX, NBL_MAGIC) - NBL_MAGIC;
+    float m0 = fmaxf(nearest * (float)NBL_INT4P_CODE_MAX < amax ? nearest + 1.0f : nearest, 1.0f); /* of the rule */
+    const float *reciprocal = &reciprocals[nbl_bits_of(m0 + NBL_MAGIC) & 31u];
+    float low_inverse = reciprocal[-1], middle_inverse = reciprocal[0], high_inverse = reciprocal[1];
+    float low = int4p_error<true>(x, low_inverse * (unit / (2.0f * (float)NBL_INT4P_CODE_MAX)), (m0 - 1.0f) * of_unit);
+    float middle = int4p_error<false>(x, middle_inverse * unit, m0 * of_unit);
+    float high = int4p_error<false>(x, high_inverse * unit, (m0 + 1.0f) * of_unit);
+    low = m0 > 1.0f ? low : INFINITY;
+    high = m0 < (float)NBL_INT4P_MULTIPLIER_MAX ? high : INFINITY;
+    float best = fminf(low, middle);
+    int4p_choice out;
+    out.is_near = (fabsf(middle - low) < INT4P_APART * middle) | (fabsf(high - best) < INT4P_APART * best);
+    out.is_near = !EXACT & out.is_near & (amax > INT4P_ALL_ZERO);
+    out.multiplier = middle < low ? m0 : m0 - 1.0f;
+    out.reciprocal = middle < low ? middle_inverse : low_inverse;
+    out.multiplier = high < best ? m0 + 1.0f : out.multiplier;
+    out.reciprocal = high < best ? high_inverse : out.reciprocal;
+    return out;
+}
+
+/* One block of int4p: its words, its multiplier, and how many of its elements are saturated, if that counts. amax is
+ * |largest element| * 2^-E; unit is +-2^-E, of_unit +-2^E. */
+template <bool EXACT>
+CUDA_DEVICE uint32_t int4p_block(const float (&x)[BLOCK16], float amax, float unit, float of_unit,
+                                 const float *reciprocals, bool counts, uint32_t *words, uint32_t *saturated)
+{
+    int4p_choice choice = int4p_search<EXACT>(x, fminf(amax, NBL_INT4P_PEAK), unit, of_unit, reciprocals);
+    uint32_t multiplier = nbl_bits_of(choice.multiplier + NBL_MAGIC) & 31u;
+    int4p_codes(x, choice.reciprocal * unit, words);
+    if (choice.is_near | (amax > NBL_INT4P_PEAK)) { /* or beyond the largest exponent */
+        multiplier = int4p_block_by_rule(x, unit, words);
     }
-    if (m0 < NBL_INT4P_MULTIPLIER_MAX) {
-        is_near = is_near || fabsf(high - best) < INT4P_APART * high;
-        multiplier = high < best ? m0 + 1u : multiplier;
-    }
-    if (is_near && amax > INT4P_ALL_ZERO) {
-        multiplier = int4p_block_by_rule(x, unit, NULL);
+    if (counts) {
+        float inverse = reciprocals[multiplier] * unit;
+#pragma unroll
+        for (uint32_t i = 0; i < BLOCK16; ++i) {
+            *saturated += fabsf(x[i] * inverse) >= INT4P_SATURATES;
+        }
     }
     return multiplier;
 }
 
-/** int4p (NUM 3.5). counts: saturated elements are to be counted. */
+/** int4p (NUM 3.5). counts: saturated elements are to be counted. EXACT: elements are codes times one power of two. A
+ *  loop, which moves the second half to where the first one was: half the code, and fewer registers. */
+template <bool EXACT>
 CUDA_DEVICE void quantize32_int4p(const float (&x)[VECTOR32], const range32 &range, const float *reciprocals,
                                   bool counts, codes32 *out)
 {
     int32_t e = nbl_exponent_for(nbl_float_of(range.vector), NBL_INT4P_PEAK, NBL_E_MIN, NBL_E_MAX);
-    out->exponent[0] = out->exponent[1] = e;
+    float unit = nbl_pow2(-e), of_unit = nbl_pow2(e);
+    float block[BLOCK16], next[BLOCK16];
+#pragma unroll
+    for (uint32_t i = 0; i < BLOCK16; ++i) {
+        block[i] = x[i];
+        next[i] = x[BLOCK16 + i];
+    }
+    float amax = range.half[0], sign = range.sign[0];
+    uint32_t words[4] = {0, 0, 0, 0};
+    uint32_t multipliers = 0;
     out->saturated = 0;
-#pragma unroll
+#pragma unroll 1
     for (uint32_t half = 0; half < 2u; ++half) {
-        const float *block = &x[BLOCK16 * half];
-        float amax = range.half[half] * nbl_pow2(-e);
-        float unit = range.sign[half] * nbl_pow2(-e);
-        uint32_t m;
-        if (amax > NBL_INT4P_PEAK) { /* beyond the largest exponent */
-            m = int4p_block_by_rule(block, unit, &out->words[2u * half]);
-        } else {
-            m = int4p_multiplier(block, amax, unit, range.sign[half] * nbl_pow2(e), reciprocals);
-            int4p_codes(block, reciprocals[m] * unit, &out->words[2u * half]);
-        }
-        out->multiplier[half] = m;
-        if (counts) {
+        words[0] = words[2];
+        words[1] = words[3];
+        multipliers = multipliers >> 8 | int4p_block<EXACT>(block, amax * unit, sign * unit, sign * of_unit, reciprocals,
+                                                            counts, &words[2], &out->saturated) << 8;
+        amax = range.half[1];
+        sign = range.sign[1];
 #pragma unroll
-            for (uint32_t i = 0; i < BLOCK16; ++i) {
-                out->saturated += fabsf(block[i] * (reciprocals[m] * unit)) >= INT4P_SATURATES;
-            }
+        for (uint32_t i = 0; i < BLOCK16; ++i) {
+            block[i] = next[i];
         }
+    }
+    out->exponent[0] = out->exponent[1] = e;
+    out->multiplier[0] = multipliers & 0xffu;
+    out->multiplier[1] = multipliers >> 8;
+#pragma unroll
+    for (uint32_t i = 0; i < 4u; ++i) {
+        out->words[i] = words[i];
     }
 }
 
@@ -380,8 +426,9 @@ static inline uint32_t family_of(const cuda_pages *pages)
     return int4p && mxfp4 ? FAMILY_ANY : int4p ? FAMILY_INT4P : mxfp4 ? FAMILY_MXFP4 : FAMILY_INT8;
 }
 
-/** Quantizes the lane's elements (NUM 3.2 to 3.5); format is one of the family. All lanes call it. */
-template <uint32_t FAMILY>
+/** Quantizes the lane's elements (NUM 3.2 to 3.5); format is one of the family. EXACT: elements were decoded from a
+ *  stored vector. All lanes call it. */
+template <uint32_t FAMILY, bool EXACT>
 CUDA_DEVICE void quantize32(const float (&x)[VECTOR32], const range32 &range, const team32 &team, uint32_t format,
                             uint32_t rule, const float *reciprocals, bool counts, codes32 *out)
 {
@@ -393,7 +440,7 @@ CUDA_DEVICE void quantize32(const float (&x)[VECTOR32], const range32 &range, co
     if (FAMILY == FAMILY_INT8 || format == NBL_INT8) {
         quantize32_int8(x, range, out);
     } else if (FAMILY == FAMILY_INT4P || (FAMILY == FAMILY_ANY && format == NBL_INT4P)) {
-        quantize32_int4p(x, range, reciprocals, counts, out);
+        quantize32_int4p<EXACT>(x, range, reciprocals, counts, out);
     } else {
         quantize32_mxfp4(x, range, counts, out);
     }

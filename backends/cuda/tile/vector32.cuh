@@ -67,11 +67,17 @@ CUDA_DEVICE team32 team32_of(uint32_t dim)
 /** Largest value of a team, in all its lanes. */
 CUDA_DEVICE uint32_t team32_max(const team32 &t, uint32_t value)
 {
-    bool is_power = (t.size & (t.size - 1u)) == 0;
+    if ((t.size & (t.size - 1u)) == 0) {
+#pragma unroll 1
+        for (uint32_t distance = 1; distance < t.size; distance *= 2u) {
+            value = max(value, __shfl_xor_sync(FULL_WARP, value, (int)distance));
+        }
+        return value;
+    }
     uint32_t first = threadIdx.x % WARP_LANES - t.b;
-    for (uint32_t distance = 1; distance < t.size; distance *= 2u) {
-        uint32_t partner = is_power ? t.b ^ distance : (t.b + distance) % t.size; /* windows may overlap */
-        value = max(value, __shfl_sync(FULL_WARP, value, (int)(first + partner)));
+#pragma unroll 1
+    for (uint32_t distance = 1; distance < t.size; distance *= 2u) { /* windows may overlap */
+        value = max(value, __shfl_sync(FULL_WARP, value, (int)(first + (t.b + distance) % t.size)));
     }
     return value;
 }
@@ -165,21 +171,24 @@ CUDA_DEVICE void vector32_read(const cuda_tensor *t, const uint8_t *row, uint32_
     }
 }
 
-/** The lane's elements as a row of the type holds them, RNE, into its slot. */
-CUDA_DEVICE void vector32_put(uint8_t *slot, uint32_t dtype, const float (&x)[VECTOR32])
+/** Sixteen elements, block `block` of their vector, as a row of the type holds them, RNE, into the slots of the vector's
+ *  team. */
+CUDA_DEVICE void vector16_put(uint8_t *slots, uint32_t block, uint32_t dtype, const float *x)
 {
-    uint4 *chunk = (uint4 *)(void *)slot;
+    uint8_t *slot = slots + block / 2u * slot_bytes(dtype);
     if (dtype == NBL_F32) {
+        uint4 *chunk = (uint4 *)(void *)(slot + block % 2u * (4u * BLOCK16));
 #pragma unroll
-        for (uint32_t k = 0; k < VECTOR32 / 4u; ++k) {
+        for (uint32_t k = 0; k < BLOCK16 / 4u; ++k) {
             chunk[k] = make_uint4(nbl_bits_of(x[4u * k]), nbl_bits_of(x[4u * k + 1u]), nbl_bits_of(x[4u * k + 2u]),
                                   nbl_bits_of(x[4u * k + 3u]));
         }
         return;
     }
     bool is_bf16 = dtype == NBL_BF16;
+    uint4 *chunk = (uint4 *)(void *)(slot + block % 2u * (2u * BLOCK16));
 #pragma unroll
-    for (uint32_t k = 0; k < VECTOR32 / 8u; ++k) {
+    for (uint32_t k = 0; k < BLOCK16 / 8u; ++k) {
         uint32_t words[4];
 #pragma unroll
         for (uint32_t i = 0; i < 4u; ++i) {
@@ -191,14 +200,13 @@ CUDA_DEVICE void vector32_put(uint8_t *slot, uint32_t dtype, const float (&x)[VE
     }
 }
 
-/** The lane's elements below dim to a row of any strides, RNE. */
-CUDA_DEVICE void vector32_write(const cuda_tensor *t, uint8_t *row, uint32_t dim, uint32_t b,
-                                const float (&x)[VECTOR32])
+/** Those below dim to a row of any strides, RNE. */
+CUDA_DEVICE void vector16_write(const cuda_tensor *t, uint8_t *row, uint32_t dim, uint32_t block, const float *x)
 {
-    uint32_t first = b * VECTOR32;
+    uint32_t first = block * BLOCK16;
     uint8_t *at = row + (int64_t)first * t->stride[2];
 #pragma unroll
-    for (uint32_t i = 0; i < VECTOR32; ++i) {
+    for (uint32_t i = 0; i < BLOCK16; ++i) {
         if (first + i < dim) {
             cuda_element_write(at + (int64_t)i * t->stride[2], t->dtype, x[i]);
         }
@@ -266,20 +274,6 @@ CUDA_DEVICE void vector32_hadamard(float (&x)[VECTOR32], uint32_t b, uint32_t n)
             float other = __shfl_xor_sync(FULL_WARP, x[i], (int)distance);
             x[i] = nbl_fma(x[i], sign, other); /* other + x or other - x */
         }
-    }
-}
-
-/** Takes the transform back (NUM 4.4). */
-CUDA_DEVICE void vector32_hadamard_undo(float (&x)[VECTOR32], uint32_t b, uint32_t n)
-{
-    if (n == 0) {
-        return;
-    }
-    vector32_hadamard(x, b, n);
-    float inverse = nbl_pow2(-nbl_log2_of(n));
-#pragma unroll
-    for (uint32_t i = 0; i < VECTOR32; ++i) {
-        x[i] *= inverse;
     }
 }
 
@@ -432,13 +426,13 @@ CUDA_DEVICE uint32_t scale_bf16x2(uint32_t pair, uint32_t factors)
     return pair;
 }
 
-/* Sixteen bf16 elements from `from` on, times their factors unless those are NULL. */
-CUDA_DEVICE void take_bf16(const uint4 *from, const uint4 *factors, float *x)
+/* Sixteen bf16 elements times their factors, if they have any. */
+CUDA_DEVICE void take_bf16(const uint4 *from, bool has_factors, const uint4 *factors, float *x)
 {
 #pragma unroll
     for (uint32_t k = 0; k < BLOCK16 / 8u; ++k) {
         uint4 v = from[k];
-        if (factors != NULL) {
+        if (has_factors) {
             uint4 f = factors[k];
             v = make_uint4(scale_bf16x2(v.x, f.x), scale_bf16x2(v.y, f.y), scale_bf16x2(v.z, f.z),
                            scale_bf16x2(v.w, f.w));
@@ -450,30 +444,76 @@ CUDA_DEVICE void take_bf16(const uint4 *from, const uint4 *factors, float *x)
     }
 }
 
-/** The lane's elements out of its slot, halves in the lane's order, shifted if there are tables. */
-CUDA_DEVICE void halves32_take(const uint8_t *slot, uint32_t dtype, const halves32 &h, const channel_tables *tables,
-                               uint32_t b, float (&x)[VECTOR32])
+/* Half a lane of any type, likewise. */
+CUDA_DEVICE void take_any(const uint4 *from, uint32_t dtype, bool has_factors, const float *factors, float *x)
 {
-    uint32_t half_bytes = dtype == NBL_F32 ? 4u * BLOCK16 : 2u * BLOCK16;
+    if (dtype == NBL_F32) {
+        take_floats(from, x, BLOCK16 / 4u);
+    } else if (dtype == NBL_BF16) {
+        take_halves<true>(from, x, BLOCK16 / 8u);
+    } else {
+        take_halves<false>(from, x, BLOCK16 / 8u);
+    }
+#pragma unroll
+    for (uint32_t i = 0; has_factors && i < BLOCK16; ++i) {
+        x[i] *= factors[i];
+    }
+}
+
+/** The lane's elements out of its slot, halves in the lane's order, shifted if there are tables. BF16: that is the type;
+ *  else it is dtype. */
+template <bool BF16>
+CUDA_DEVICE void halves32_take(const uint8_t *slot, uint32_t dtype, const halves32 &h, bool has_tables,
+                               const channel_tables *tables, uint32_t b, float (&x)[VECTOR32])
+{
+    uint32_t half_bytes = BF16 || dtype != NBL_F32 ? 2u * BLOCK16 : 4u * BLOCK16;
 #pragma unroll
     for (uint32_t i = 0; i < 2u; ++i) {
         uint32_t half = i ^ h.swaps;
         const uint4 *from = (const uint4 *)(const void *)(slot + half * half_bytes);
-        float *to = &x[BLOCK16 * i];
-        if (dtype == NBL_BF16) {
-            const uint16_t *factors = tables != NULL ? &tables->factor_bf16[b * FACTOR_STRIDE + half * BLOCK16] : NULL;
-            take_bf16(from, (const uint4 *)(const void *)factors, to);
-            continue;
-        }
-        if (dtype == NBL_F32) {
-            take_floats(from, to, BLOCK16 / 4u);
+        if (BF16) {
+            const uint16_t *factors = &tables->factor_bf16[b * FACTOR_STRIDE + half * BLOCK16];
+            take_bf16(from, has_tables, (const uint4 *)(const void *)factors, &x[BLOCK16 * i]);
         } else {
-            take_halves<false>(from, to, BLOCK16 / 8u);
+            take_any(from, dtype, has_tables, &tables->factor[b * CHANNEL_STRIDE + half * BLOCK16], &x[BLOCK16 * i]);
         }
+    }
+}
+
+/** The shifts of elements taken without: from the tables, if there are any. */
+CUDA_DEVICE void halves32_scale(float (&x)[VECTOR32], const halves32 &h, bool has_tables, const channel_tables *tables,
+                                uint32_t b)
+{
+    if (!has_tables) {
+        return;
+    }
 #pragma unroll
-        for (uint32_t j = 0; tables != NULL && j < BLOCK16; ++j) {
-            to[j] *= tables->factor[b * CHANNEL_STRIDE + half * BLOCK16 + j];
-        }
+    for (uint32_t i = 0; i < VECTOR32; ++i) {
+        x[i] *= tables->factor[b * CHANNEL_STRIDE + (i ^ h.swaps * BLOCK16)];
+    }
+}
+
+/** Straight from the shifts of a sequence. */
+CUDA_DEVICE void halves32_scale_from(float (&x)[VECTOR32], const halves32 &h, const uint8_t *shifts, uint32_t dim,
+                                     uint32_t b)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR32; ++i) {
+        uint32_t d = b * VECTOR32 + (i ^ h.swaps * BLOCK16);
+        x[i] *= d < dim ? nbl_pow2((int32_t)(shifts[d] & NBL_SHIFT_MAX)) : 1.0f;
+    }
+}
+
+/** The centre straight from that of a sequence; see halves32_center. */
+CUDA_DEVICE void halves32_center_from(float (&x)[VECTOR32], const halves32 &h, const int8_t *codes, uint8_t exponent,
+                                      uint32_t dim, uint32_t b)
+{
+    float unit = nbl_pow2(nbl_e8m0_decode_slot(exponent));
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR32; ++i) {
+        uint32_t block = halves32_first(h, b) + (i / BLOCK16 << h.steps);
+        uint32_t d = block * BLOCK16 + i % BLOCK16;
+        x[i] = nbl_fma(x[i], h.sign[i / BLOCK16], -(d < dim ? (float)codes[d] * unit : 0.0f));
     }
 }
 
@@ -497,36 +537,58 @@ CUDA_DEVICE void halves32_center(float (&x)[VECTOR32], const halves32 &h, const 
     }
 }
 
-/** Butterflies of NUM 4.1 on elements taken with h.swaps. All lanes of the warp call it. */
-CUDA_DEVICE void halves32_hadamard(float (&x)[VECTOR32], const halves32 &h, uint32_t n)
+/* The butterfly at h = 16, halves taken in the lane's order. */
+CUDA_DEVICE void halves32_cross(float (&x)[VECTOR32], const halves32 &h)
 {
-    if (n == 0) {
+    float sign = sign_of(h.negates, 0);
+#pragma unroll
+    for (uint32_t i = 0; i < BLOCK16; ++i) {
+        float first = x[i];
+        x[i] = nbl_fma(first, sign, x[BLOCK16 + i]);
+        x[BLOCK16 + i] = nbl_fma(x[BLOCK16 + i], -sign, first);
+    }
+}
+
+/* The one at h = 32 * 2^s. */
+CUDA_DEVICE void halves32_exchange(float (&x)[VECTOR32], const halves32 &h, uint32_t s)
+{
+    float sign = sign_of(h.negates, 1u + s);
+#pragma unroll
+    for (uint32_t i = 0; i < BLOCK16; ++i) {
+        float kept = x[i];
+        float received = __shfl_xor_sync(FULL_WARP, x[BLOCK16 + i], 1 << s);
+        x[i] = nbl_fma(kept, sign, received);
+        x[BLOCK16 + i] = nbl_fma(kept, -sign, received);
+    }
+}
+
+#define STEPS_ANY 9u
+
+/** Butterflies of NUM 4.1 on elements taken with h.swaps. STEPS: h.steps of a block of 32 or more, known when this is
+ *  compiled, or STEPS_ANY. All lanes of the warp call it. */
+template <uint32_t STEPS> CUDA_DEVICE void halves32_hadamard(float (&x)[VECTOR32], const halves32 &h, uint32_t n)
+{
+    if (STEPS == STEPS_ANY && n == 0) {
         return;
     }
     vector32_butterflies<1>(x);
     vector32_butterflies<2>(x);
     vector32_butterflies<4>(x);
-    if (n >= 16u) {
+    if (STEPS != STEPS_ANY || n >= 16u) {
         vector32_butterflies<8>(x);
     }
-    if (n >= 32u) {
-        float sign = sign_of(h.negates, 0);
-#pragma unroll
-        for (uint32_t i = 0; i < BLOCK16; ++i) {
-            float first = x[i];
-            x[i] = nbl_fma(first, sign, x[BLOCK16 + i]);
-            x[BLOCK16 + i] = nbl_fma(x[BLOCK16 + i], -sign, first);
-        }
+    if (STEPS != STEPS_ANY || n >= 32u) {
+        halves32_cross(x, h);
     }
+    if (STEPS == STEPS_ANY) {
 #pragma unroll 1
-    for (uint32_t s = 0; s < h.steps; ++s) {
-        float sign = sign_of(h.negates, 1u + s);
+        for (uint32_t s = 0; s < h.steps; ++s) {
+            halves32_exchange(x, h, s);
+        }
+    } else {
 #pragma unroll
-        for (uint32_t i = 0; i < BLOCK16; ++i) {
-            float kept = x[i];
-            float received = __shfl_xor_sync(FULL_WARP, x[BLOCK16 + i], 1 << s);
-            x[i] = nbl_fma(kept, sign, received);
-            x[BLOCK16 + i] = nbl_fma(kept, -sign, received);
+        for (uint32_t s = 0; s + 1u <= STEPS; ++s) {
+            halves32_exchange(x, h, s);
         }
     }
 }
