@@ -14,9 +14,6 @@
 #include "../tile/page_tokens.cuh"
 
 #define THREADS 128u
-#ifndef APPEND_BLOCKS
-#define APPEND_BLOCKS 4u
-#endif
 #define WARPS (THREADS / WARP_LANES)
 #define SLOTS 3u /* of a lane: two passes are on their way while one is quantized */
 /* Inputs beyond X (NUM 3.1) show after the transforms: the largest of a run of n numbers does not get smaller by the
@@ -285,18 +282,16 @@ static __device__ void store_usual(const append_work &w, const append_shared *s,
     }
 }
 
-/* Takes and transforms the lane's elements. careful: inputs may be beyond X (NUM 3.1). */
-template <uint32_t STEPS, bool BF16>
-static __device__ void transform(const append_work &w, const append_usual &u, const uint8_t *slot, bool careful,
+/* Takes and transforms the lane's elements. CAREFUL: inputs may be beyond X (NUM 3.1). */
+template <uint32_t STEPS, bool BF16, bool CAREFUL>
+static __device__ void transform(const append_work &w, const append_usual &u, const uint8_t *slot,
                                  const block16_centering &own, float (&x)[VECTOR32], block16_counts *counts)
 {
     const halves32 &h = u.halves;
-    if (careful) {
-        halves32_take<false>(slot, w.in.dtype, h, false, tables_of(), w.team.b, x);
+    halves32_take<BF16>(slot, w.in.dtype, h, w.has_tables && !CAREFUL, tables_of(), w.team.b, x);
+    if (CAREFUL) {
         vector32_sanitize(x, counts);
         halves32_scale(x, h, w.has_tables, tables_of(), w.team.b);
-    } else {
-        halves32_take<BF16>(slot, w.in.dtype, h, w.has_tables, tables_of(), w.team.b, x);
     }
     if (own.shifts != NULL) {
         halves32_scale_from(x, h, own.shifts, w.dim, w.team.b);
@@ -309,33 +304,29 @@ static __device__ void transform(const append_work &w, const append_usual &u, co
     }
 }
 
-/* A pass of the warp: one vector of each team. */
+/* A pass of the warp: one vector of each team. is_center_large: of all its tokens. */
 template <uint32_t FAMILY, uint32_t STEPS, bool BF16>
 static __device__ void append_pass(const append_params &p, const append_work &w, append_shared *s,
-                                   const append_usual &u, const uint8_t *slots)
+                                   const append_usual &u, const uint8_t *slots, bool is_center_large)
 {
     float x[VECTOR32];
     codes32 q;
-    range32 range;
     block16_counts counts = {0, 0, 0};
     bool has_vector = w.team.vector < w.team.per_warp;
     uint32_t token = u.token + (has_vector ? w.team.vector : 0u);
-    bool active = has_vector && s->places[token].codes != NULL;
+    const token_place at = s->places[token];
+    bool active = has_vector && at.codes != NULL;
     block16_centering own = own_centering(p, w, s, token, active);
-    bool careful = w.has_tables ? center_is_large(s->centering) : __any_sync(FULL_WARP, center_is_large(own));
-#pragma unroll 1
-    for (;;) {
-        transform<STEPS, BF16>(w, u, slots + u.slot, careful, own, x, &counts);
+    transform<STEPS, BF16, false>(w, u, slots + u.slot, own, x, &counts);
+    range32 range = range32_of(x, w.team);
+    bool careful = range.vector >= nbl_bits_of(CAREFUL_FROM) || is_center_large || center_is_large(own);
+    if (__any_sync(FULL_WARP, careful)) {
+        transform<STEPS, BF16, true>(w, u, slots + u.slot, own, x, &counts);
         range = range32_of(x, w.team);
-        if (careful || !__any_sync(FULL_WARP, range.vector >= nbl_bits_of(CAREFUL_FROM))) {
-            break;
-        }
-        careful = true;
     }
     bool is_settled = w.has_tables || own.codes != NULL;
     range.sign[0] = is_settled ? 1.0f : u.halves.sign[0];
     range.sign[1] = is_settled ? 1.0f : u.halves.sign[1];
-    const token_place at = s->places[token];
     quantize32<FAMILY, false>(x, range, w.team, at.format, w.rule, s->reciprocals, p.stats != NULL, &q);
     halves32_regroup(u.halves, at.format, &q);
     store_usual<FAMILY>(w, s, u, at, token, active, q);
@@ -354,6 +345,7 @@ static __device__ void append_usual_all(const append_params &p, append_shared *s
     append_usual u = usual_of(p, w);
     uint32_t pass_slots = THREADS * slot_bytes(BF16 ? (uint32_t)NBL_BF16 : w.in.dtype);
     uint8_t *slots = u.slots;
+    bool is_center_large = w.has_tables && center_is_large(s->centering);
     for (uint32_t i = 0; i < SLOTS - 1u; ++i) {
         fetch<BF16>(w, &u);
     }
@@ -363,7 +355,7 @@ static __device__ void append_usual_all(const append_params &p, append_shared *s
         fetch<BF16>(w, &u);
         ptx_cp_async_wait<SLOTS - 1>();
         __syncwarp();
-        append_pass<FAMILY, STEPS, BF16>(p, w, s, u, slots);
+        append_pass<FAMILY, STEPS, BF16>(p, w, s, u, slots, is_center_large);
         slots = slots == u.slots + (SLOTS - 1u) * pass_slots ? u.slots : slots + pass_slots;
     }
 }
@@ -460,18 +452,18 @@ static __device__ __forceinline__ void append_general_all(const append_params &p
 
 /* What a kernel is compiled for. */
 enum append_way {
-    WAY_RECIPES, /* bf16 rotated in blocks of 32 or 128, as recipes do at head dimension 128 */
+    WAY_RECIPES, /* the usual way, for bf16 and what recipes are at head dimension 128: formats of one family */
     WAY_USUAL,
     WAY_GENERAL /* also for few tokens: code that runs once had better be short */
 };
 
-/* The instance of the usual way for the block's vectors. */
+/* The usual way with the instance for the block's vectors. */
 template <uint32_t FAMILY, uint32_t WAY, uint32_t KIND>
 static __device__ void append_usual_of(const append_params &p, uint32_t hadamard, append_shared *s)
 {
     if (WAY == WAY_USUAL) {
         append_usual_all<FAMILY, KIND, STEPS_ANY, false>(p, s);
-    } else if (hadamard == 32u) {
+    } else if (FAMILY == FAMILY_MXFP4 && (KIND == NBL_KIND_K || hadamard == 32u)) {
         append_usual_all<FAMILY, KIND, 0, true>(p, s);
     } else {
         append_usual_all<FAMILY, KIND, 2, true>(p, s);
@@ -481,7 +473,7 @@ static __device__ void append_usual_of(const append_params &p, uint32_t hadamard
 /* Blocks of a multiprocessor: as many as leave the registers that the kernel needs. */
 static constexpr uint32_t blocks_of(uint32_t family, uint32_t way)
 {
-    return way == WAY_GENERAL ? 2u : family == FAMILY_ANY || way == WAY_USUAL ? 3u : APPEND_BLOCKS - BLOCKS_FEWER;
+    return way == WAY_GENERAL ? 2u : family == FAMILY_ANY ? 3u : 4u - BLOCKS_FEWER;
 }
 
 template <uint32_t FAMILY, uint32_t WAY>
@@ -510,10 +502,11 @@ static __global__ void __launch_bounds__(THREADS, blocks_of(FAMILY, WAY))
     } else {
         append_usual_of<FAMILY, WAY, NBL_KIND_V>(p, w.hadamard, &s);
     }
-    if (p.stats != NULL) {
-        __syncthreads();
+    if (p.stats == NULL) {
+        return;
     }
-    if (p.stats != NULL && threadIdx.x == 0) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
         block_stats_flush(s.total, p.stats);
     }
 }
@@ -526,15 +519,29 @@ static bool is_usual(const cuda_tensor *in, uint32_t dim, uint32_t hadamard, boo
     return tensor_is_wide(in) && team32_per_warp(dim) >= QUAD && !(may_be_mxfp4 && hadamard > VECTOR32);
 }
 
-static enum append_way way_of(const append_params *p)
+/* 1 if it is made up as recipes are at head dimension 128; see append_usual_of. */
+static bool is_recipe(const append_params *p, uint32_t family)
 {
+    bool v_is_32 = family == FAMILY_MXFP4 && p->v_hadamard == 32u;
+    return family != FAMILY_ANY && p->k.dtype == NBL_BF16 && p->k_hadamard == (family == FAMILY_MXFP4 ? 32u : 128u) &&
+           (v_is_32 || p->v_hadamard == 128u);
+}
+
+static void (*kernel_of(const append_params *p))(const append_params)
+{
+    uint32_t family = family_of(&p->pages);
     if (p->tokens <= FEW_TOKENS || !is_usual(&p->k, p->k_dim, p->k_hadamard, any_mxfp4(p->pages, NBL_KIND_K)) ||
         !is_usual(&p->v, p->v_dim, p->v_hadamard, any_mxfp4(p->pages, NBL_KIND_V))) {
-        return WAY_GENERAL;
+        return append_kernel<FAMILY_ANY, WAY_GENERAL>;
     }
-    bool recipes = p->k.dtype == NBL_BF16 && (p->k_hadamard == 32u || p->k_hadamard == 128u) &&
-                   (p->v_hadamard == 32u || p->v_hadamard == 128u);
-    return recipes ? WAY_RECIPES : WAY_USUAL;
+    if (!is_recipe(p, family)) {
+        return append_kernel<FAMILY_ANY, WAY_USUAL>;
+    }
+    switch (family) {
+    case FAMILY_INT8: return append_kernel<FAMILY_INT8, WAY_RECIPES>;
+    case FAMILY_INT4P: return append_kernel<FAMILY_INT4P, WAY_RECIPES>;
+    default: return append_kernel<FAMILY_MXFP4, WAY_RECIPES>;
+    }
 }
 
 /* Shared memory of a call before the slots. */
@@ -544,15 +551,10 @@ static uint32_t shared_before_slots(const append_params *p)
     return max(rows * stage_row_bytes(p->v_dim), p->centering ? (uint32_t)sizeof(channel_tables) : 0u);
 }
 
-#define KERNELS_OF(family) \
-    {append_kernel<family, WAY_RECIPES>, append_kernel<family, WAY_USUAL>, append_kernel<family, WAY_GENERAL>}
-
 extern "C" cudaError_t nbl_cuda_append(const append_params *params, cudaStream_t stream)
 {
-    static void (*const kernels[][3])(const append_params) = {KERNELS_OF(FAMILY_INT8), KERNELS_OF(FAMILY_INT4P),
-                                                              KERNELS_OF(FAMILY_MXFP4), KERNELS_OF(FAMILY_ANY)};
     append_params p = *params;
-    void (*kernel)(const append_params) = kernels[family_of(&p.pages)][way_of(&p)];
+    void (*kernel)(const append_params) = kernel_of(params);
     p.block_tokens = block_tokens_for(p.tokens, p.kv_heads, p.processors);
     p.slots_at = shared_before_slots(&p);
     uint32_t shared = p.slots_at + SLOTS * THREADS * slot_bytes(p.k.dtype); /* k and v have one type */

@@ -213,19 +213,35 @@ CUDA_DEVICE void vector16_write(const cuda_tensor *t, uint8_t *row, uint32_t dim
     }
 }
 
+/** x[i] = change(i, x[i]) for what is rare: a short loop over local memory, that needs neither code nor registers. */
+template <typename CHANGE> CUDA_DEVICE void vector32_each(float (&x)[VECTOR32], const CHANGE &change)
+{
+    float y[VECTOR32];
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR32; ++i) {
+        y[i] = x[i];
+    }
+#pragma unroll 1
+    for (uint32_t i = 0; i < VECTOR32; ++i) {
+        y[i] = change(i, y[i]);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR32; ++i) {
+        x[i] = y[i];
+    }
+}
+
 /** NUM 3.1 on every element. */
 CUDA_DEVICE void vector32_sanitize(float (&x)[VECTOR32], block16_counts *counts)
 {
-#pragma unroll
-    for (uint32_t i = 0; i < VECTOR32; ++i) {
-        if ((nbl_bits_of(x[i]) & 0x7fffffffu) > nbl_bits_of(NBL_INPUT_MAX)) {
-            nbl_quant_stats stats = {0, 0, 0, 0, 0};
-            x[i] = nbl_sanitize(x[i], &stats);
-            counts->nan_inputs += (uint32_t)stats.nan_inputs;
-            counts->inf_inputs += (uint32_t)stats.inf_inputs;
-            counts->saturated += (uint32_t)stats.saturated;
-        }
-    }
+    nbl_quant_stats stats = {0, 0, 0, 0, 0};
+    vector32_each(x, [&](uint32_t i, float value) {
+        (void)i;
+        return nbl_sanitize(value, &stats);
+    });
+    counts->nan_inputs += (uint32_t)stats.nan_inputs;
+    counts->inf_inputs += (uint32_t)stats.inf_inputs;
+    counts->saturated += (uint32_t)stats.saturated;
 }
 
 /* ------------------------------------------------------------------------------------------------ transforms */
@@ -497,11 +513,10 @@ CUDA_DEVICE void halves32_scale(float (&x)[VECTOR32], const halves32 &h, bool ha
 CUDA_DEVICE void halves32_scale_from(float (&x)[VECTOR32], const halves32 &h, const uint8_t *shifts, uint32_t dim,
                                      uint32_t b)
 {
-#pragma unroll
-    for (uint32_t i = 0; i < VECTOR32; ++i) {
+    vector32_each(x, [&](uint32_t i, float value) {
         uint32_t d = b * VECTOR32 + (i ^ h.swaps * BLOCK16);
-        x[i] *= d < dim ? nbl_pow2((int32_t)(shifts[d] & NBL_SHIFT_MAX)) : 1.0f;
-    }
+        return d < dim ? value * nbl_pow2((int32_t)(shifts[d] & NBL_SHIFT_MAX)) : value;
+    });
 }
 
 /** The centre straight from that of a sequence; see halves32_center. */
@@ -509,12 +524,11 @@ CUDA_DEVICE void halves32_center_from(float (&x)[VECTOR32], const halves32 &h, c
                                       uint32_t dim, uint32_t b)
 {
     float unit = nbl_pow2(nbl_e8m0_decode_slot(exponent));
-#pragma unroll
-    for (uint32_t i = 0; i < VECTOR32; ++i) {
-        uint32_t block = halves32_first(h, b) + (i / BLOCK16 << h.steps);
-        uint32_t d = block * BLOCK16 + i % BLOCK16;
-        x[i] = nbl_fma(x[i], h.sign[i / BLOCK16], -(d < dim ? (float)codes[d] * unit : 0.0f));
-    }
+    vector32_each(x, [&](uint32_t i, float value) {
+        bool is_second = i >= BLOCK16;
+        uint32_t d = (halves32_first(h, b) + (is_second ? 1u << h.steps : 0u)) * BLOCK16 + i % BLOCK16;
+        return nbl_fma(value, is_second ? h.sign[1] : h.sign[0], -(d < dim ? (float)codes[d] * unit : 0.0f));
+    });
 }
 
 /** Takes the centre off elements after the butterflies; their signs are those of the vector then. */
