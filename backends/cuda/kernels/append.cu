@@ -15,6 +15,7 @@
 
 #define THREADS 128u
 #define WARPS (THREADS / WARP_LANES)
+#define RECIPE_DIM 128u /* head dimension that has kernels of its own */
 #define SLOTS 3u /* of a lane: two passes are on their way while one is quantized */
 /* Inputs beyond X (NUM 3.1) show after the transforms: the largest of a run of n numbers does not get smaller by the
  * butterflies, but for rounding, nor by shifts; a centre up to X/4 takes at most that away. */
@@ -169,8 +170,6 @@ struct append_usual {
     uint32_t place; /* block of 32 that the lane stores */
     halves32 halves;
     uint8_t *slots; /* of the warp */
-    uint32_t slot;  /* bytes to the lane's */
-    uint8_t *rows;  /* V codes of the warp's tokens */
     append_fetch fetch;
 };
 
@@ -219,18 +218,16 @@ static __device__ append_usual usual_of(const append_params &p, const append_wor
     u.halves = halves32_of(w.team.b, w.hadamard);
     u.place = halves32_place(u.halves, w.team.b);
     u.slots = (uint8_t *)dynamic_memory() + p.slots_at + warp * WARP_LANES * slot_bytes(w.in.dtype);
-    u.slot = threadIdx.x % WARP_LANES * slot_bytes(w.in.dtype);
-    u.rows = stage_of() + warp * w.team.per_warp * stage_row_bytes(w.dim);
     u.fetch = fetch_of(w, u.token);
     u.fetch.pass_bytes = (int64_t)u.step * w.in.stride[0];
     return u;
 }
 
-/* Begins to load the vectors of a pass, zeros past the last token. BF16: as in halves32_take. */
-template <bool BF16> static __device__ void fetch(const append_work &w, append_usual *u)
+/* Begins to load the vectors of a pass, zeros past the last token. */
+static __device__ void fetch(const append_work &w, append_usual *u)
 {
     append_fetch *f = &u->fetch;
-    uint32_t dtype = BF16 ? (uint32_t)NBL_BF16 : w.in.dtype;
+    uint32_t dtype = w.in.dtype;
     uint32_t to = ptx_shared_address(u->slots) + f->slot * (THREADS * slot_bytes(dtype)) + f->to;
     const uint8_t *from = f->next;
     uint32_t left = f->chunks;
@@ -240,7 +237,7 @@ template <bool BF16> static __device__ void fetch(const append_work &w, append_u
         left = ((w.count - 1u - f->token) >> f->row_shift) + 1u;
     }
 #pragma unroll 1
-    for (uint32_t done = 0; done < (BF16 || dtype != NBL_F32 ? 4u : 8u); done += 4u) {
+    for (uint32_t done = 0; done < (dtype != NBL_F32 ? 4u : 8u); done += 4u) {
 #pragma unroll
         for (uint32_t i = 0; i < 4u; ++i) {
             ptx_cp_async_16_zfill(to, from, done + i < left ? 16u : 0u);
@@ -254,10 +251,12 @@ template <bool BF16> static __device__ void fetch(const append_work &w, append_u
     f->slot = f->slot == SLOTS - 1u ? 0u : f->slot + 1u;
 }
 
-/* Stores the lane's block of 32 of a vector; all lanes of the warp call it. */
+/* Stores the lane's block of 32 of a vector; all lanes of the warp call it. Codes of V go through the slots that they came
+ * from. */
 template <uint32_t FAMILY>
 static __device__ void store_usual(const append_work &w, const append_shared *s, const append_usual &u,
-                                   const token_place &at, uint32_t token, bool active, const codes32 &q)
+                                   const token_place &at, uint8_t *slots, uint32_t token, bool active,
+                                   const codes32 &q)
 {
     if (active) {
         write_scales<FAMILY>(at, w.team, u.place, q);
@@ -269,7 +268,8 @@ static __device__ void store_usual(const append_work &w, const append_shared *s,
         return;
     }
     uint32_t row_bytes = stage_row_bytes(w.dim);
-    uint8_t *row = u.rows + w.team.vector * row_bytes;
+    uint8_t *row = slots + w.team.vector * row_bytes;
+    __syncwarp();
     if (active) {
         stage_v_codes(row, u.place, at.format, q.words);
     }
@@ -283,12 +283,12 @@ static __device__ void store_usual(const append_work &w, const append_shared *s,
 }
 
 /* Takes and transforms the lane's elements. CAREFUL: inputs may be beyond X (NUM 3.1). */
-template <uint32_t STEPS, bool BF16, bool CAREFUL>
+template <uint32_t STEPS, bool CAREFUL>
 static __device__ void transform(const append_work &w, const append_usual &u, const uint8_t *slot,
                                  const block16_centering &own, float (&x)[VECTOR32], block16_counts *counts)
 {
     const halves32 &h = u.halves;
-    halves32_take<BF16>(slot, w.in.dtype, h, w.has_tables && !CAREFUL, tables_of(), w.team.b, x);
+    halves32_take<STEPS != STEPS_ANY>(slot, w.in.dtype, h, w.has_tables && !CAREFUL, tables_of(), w.team.b, x);
     if (CAREFUL) {
         vector32_sanitize(x, counts);
         halves32_scale(x, h, w.has_tables, tables_of(), w.team.b);
@@ -305,57 +305,66 @@ static __device__ void transform(const append_work &w, const append_usual &u, co
 }
 
 /* A pass of the warp: one vector of each team. is_center_large: of all its tokens. */
-template <uint32_t FAMILY, uint32_t STEPS, bool BF16>
+template <uint32_t FAMILY, uint32_t STEPS>
 static __device__ void append_pass(const append_params &p, const append_work &w, append_shared *s,
-                                   const append_usual &u, const uint8_t *slots, bool is_center_large)
+                                   const append_usual &u, uint8_t *slots, bool is_center_large)
 {
     float x[VECTOR32];
     codes32 q;
-    block16_counts counts = {0, 0, 0};
     bool has_vector = w.team.vector < w.team.per_warp;
     uint32_t token = u.token + (has_vector ? w.team.vector : 0u);
     const token_place at = s->places[token];
     bool active = has_vector && at.codes != NULL;
     block16_centering own = own_centering(p, w, s, token, active);
-    transform<STEPS, BF16, false>(w, u, slots + u.slot, own, x, &counts);
+    const uint8_t *slot = slots + threadIdx.x % WARP_LANES * slot_bytes(w.in.dtype);
+    transform<STEPS, false>(w, u, slot, own, x, NULL);
     range32 range = range32_of(x, w.team);
     bool careful = range.vector >= nbl_bits_of(CAREFUL_FROM) || is_center_large || center_is_large(own);
     if (__any_sync(FULL_WARP, careful)) {
-        transform<STEPS, BF16, true>(w, u, slots + u.slot, own, x, &counts);
+        block16_counts counts = {0, 0, 0};
+        transform<STEPS, true>(w, u, slot, own, x, &counts);
         range = range32_of(x, w.team);
+        if (p.stats != NULL) {
+            block_stats_add_inputs(&s->total, counts, active);
+        }
     }
     bool is_settled = w.has_tables || own.codes != NULL;
     range.sign[0] = is_settled ? 1.0f : u.halves.sign[0];
     range.sign[1] = is_settled ? 1.0f : u.halves.sign[1];
     quantize32<FAMILY, false>(x, range, w.team, at.format, w.rule, s->reciprocals, p.stats != NULL, &q);
     halves32_regroup(u.halves, at.format, &q);
-    store_usual<FAMILY>(w, s, u, at, token, active, q);
+    store_usual<FAMILY>(w, s, u, at, slots, token, active, q);
     if (p.stats != NULL) {
-        block16_counts none = {0, 0, 0};
-        block_stats_add(&s->total, q, active ? counts : none, range, w.team, at.format, active);
+        block_stats_add(&s->total, q, range, w.team, at.format, active);
     }
 }
 
 /* All tokens of the block. */
-template <uint32_t FAMILY, uint32_t KIND, uint32_t STEPS, bool BF16>
+template <uint32_t FAMILY, uint32_t KIND, uint32_t STEPS>
 static __device__ void append_usual_all(const append_params &p, append_shared *s)
 {
     append_work w = work_of(p, KIND);
+    if (STEPS != STEPS_ANY) { /* known, and so are places and steps */
+        w.dim = RECIPE_DIM;
+        w.hadamard = VECTOR32 << STEPS;
+        w.team = team32_of(RECIPE_DIM);
+        w.in.dtype = NBL_BF16;
+    }
     w.has_tables = KIND == NBL_KIND_K && s->one_sequence;
     append_usual u = usual_of(p, w);
-    uint32_t pass_slots = THREADS * slot_bytes(BF16 ? (uint32_t)NBL_BF16 : w.in.dtype);
+    uint32_t pass_slots = THREADS * slot_bytes(w.in.dtype);
     uint8_t *slots = u.slots;
     bool is_center_large = w.has_tables && center_is_large(s->centering);
     for (uint32_t i = 0; i < SLOTS - 1u; ++i) {
-        fetch<BF16>(w, &u);
+        fetch(w, &u);
     }
 #pragma unroll 1
     for (; u.token < w.count; u.token += u.step) {
         __syncwarp(); /* nobody reads the slot that is fetched into any more */
-        fetch<BF16>(w, &u);
+        fetch(w, &u);
         ptx_cp_async_wait<SLOTS - 1>();
         __syncwarp();
-        append_pass<FAMILY, STEPS, BF16>(p, w, s, u, slots, is_center_large);
+        append_pass<FAMILY, STEPS>(p, w, s, u, slots, is_center_large);
         slots = slots == u.slots + (SLOTS - 1u) * pass_slots ? u.slots : slots + pass_slots;
     }
 }
@@ -422,7 +431,8 @@ static __device__ void append_vectors(const append_params &p, const append_work 
         }
     }
     if (p.stats != NULL) {
-        block_stats_add(&s->total, q, counts, range, w.team, at.format, active);
+        block_stats_add_inputs(&s->total, counts, active);
+        block_stats_add(&s->total, q, range, w.team, at.format, active);
     }
 }
 
@@ -462,11 +472,11 @@ template <uint32_t FAMILY, uint32_t WAY, uint32_t KIND>
 static __device__ void append_usual_of(const append_params &p, uint32_t hadamard, append_shared *s)
 {
     if (WAY == WAY_USUAL) {
-        append_usual_all<FAMILY, KIND, STEPS_ANY, false>(p, s);
+        append_usual_all<FAMILY, KIND, STEPS_ANY>(p, s);
     } else if (FAMILY == FAMILY_MXFP4 && (KIND == NBL_KIND_K || hadamard == 32u)) {
-        append_usual_all<FAMILY, KIND, 0, true>(p, s);
+        append_usual_all<FAMILY, KIND, 0>(p, s);
     } else {
-        append_usual_all<FAMILY, KIND, 2, true>(p, s);
+        append_usual_all<FAMILY, KIND, 2>(p, s);
     }
 }
 
@@ -519,11 +529,11 @@ static bool is_usual(const cuda_tensor *in, uint32_t dim, uint32_t hadamard, boo
     return tensor_is_wide(in) && team32_per_warp(dim) >= QUAD && !(may_be_mxfp4 && hadamard > VECTOR32);
 }
 
-/* 1 if it is made up as recipes are at head dimension 128; see append_usual_of. */
+/* 1 if it is made up as recipes are at RECIPE_DIM; see append_usual_of. */
 static bool is_recipe(const append_params *p, uint32_t family)
 {
     bool v_is_32 = family == FAMILY_MXFP4 && p->v_hadamard == 32u;
-    return family != FAMILY_ANY && p->k.dtype == NBL_BF16 && p->k_hadamard == (family == FAMILY_MXFP4 ? 32u : 128u) &&
+    return family != FAMILY_ANY && p->k_dim == RECIPE_DIM && p->v_dim == RECIPE_DIM && p->k.dtype == NBL_BF16 && p->k_hadamard == (family == FAMILY_MXFP4 ? 32u : 128u) &&
            (v_is_32 || p->v_hadamard == 128u);
 }
 
@@ -547,8 +557,7 @@ static void (*kernel_of(const append_params *p))(const append_params)
 /* Shared memory of a call before the slots. */
 static uint32_t shared_before_slots(const append_params *p)
 {
-    uint32_t rows = max(GROUP_TOKENS, WARPS * team32_per_warp(p->v_dim));
-    return max(rows * stage_row_bytes(p->v_dim), p->centering ? (uint32_t)sizeof(channel_tables) : 0u);
+    return max(GROUP_TOKENS * stage_row_bytes(p->v_dim), p->centering ? (uint32_t)sizeof(channel_tables) : 0u);
 }
 
 extern "C" cudaError_t nbl_cuda_append(const append_params *params, cudaStream_t stream)

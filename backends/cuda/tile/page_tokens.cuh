@@ -337,6 +337,34 @@ CUDA_DEVICE void write_v_quad(const token_place &at, uint8_t *quad, uint32_t row
     }
 }
 
+/** The other way round: V codes of a quad into the rows of its tokens, which may be more than have been stored. */
+CUDA_DEVICE void read_v_quad(const token_place &at, uint8_t *quad, uint32_t row_bytes, uint32_t b, uint32_t r)
+{
+    uint32_t words = words32(at.format);
+    const uint4 *from = (const uint4 *)(const void *)(at.codes - r);
+    for (uint32_t c = b * words + r; c < (b + 1u) * words; c += QUAD) {
+        uint4 m = transpose4(from[c]);
+        *stage_word(quad, row_bytes, 0, c) = m.x;
+        *stage_word(quad, row_bytes, 1, c) = m.y;
+        *stage_word(quad, row_bytes, 2, c) = m.z;
+        *stage_word(quad, row_bytes, 3, c) = m.w;
+    }
+}
+
+/** V codes of a lane's block of 32 byte by byte into its token's row. */
+CUDA_DEVICE void read_v_single(const token_place &at, uint8_t *row, uint32_t b)
+{
+    uint32_t words = words32(at.format);
+#pragma unroll 1
+    for (uint32_t c = b * words; c < (b + 1u) * words; ++c) {
+        uint32_t word = 0;
+        for (uint32_t j = 0; j < 4u; ++j) {
+            word |= (uint32_t)at.codes[(4u * c + j) * at.stride] << (8u * j);
+        }
+        *stage_word(row, 0, 0, c) = word;
+    }
+}
+
 /** Writes V codes of a lane's block of 32 byte by byte from its token's row. */
 CUDA_DEVICE void write_v_single(const token_place &at, uint8_t *row, uint32_t b)
 {
@@ -482,16 +510,22 @@ CUDA_DEVICE void add_block(uint32_t *total, uint32_t value)
     }
 }
 
-/** Counts what quantize32 and vector32_sanitize found (NUM 3.3). active: the lane has a token; all lanes call it. */
-CUDA_DEVICE void block_stats_add(block_stats *total, const codes32 &q, const block16_counts &counts,
-                                 const range32 &range, const team32 &team, uint32_t format, bool active)
+/** Counts what vector32_sanitize found (NUM 3.1). active: the lane has a token; all lanes call it. */
+CUDA_DEVICE void block_stats_add_inputs(block_stats *total, const block16_counts &counts, bool active)
+{
+    add_block(&total->nan_inputs, active ? counts.nan_inputs : 0u);
+    add_block(&total->inf_inputs, active ? counts.inf_inputs : 0u);
+    add_block(&total->saturated, active ? counts.saturated : 0u);
+}
+
+/** Counts what quantize32 found (NUM 3.3), likewise. */
+CUDA_DEVICE void block_stats_add(block_stats *total, const codes32 &q, const range32 &range, const team32 &team,
+                                 uint32_t format, bool active)
 {
     uint32_t nonzero = team32_max(team, codes32_nonzero(q, format));
     bool counts_vector = active && team.b == 0;
     add_block(&total->vectors, counts_vector);
-    add_block(&total->nan_inputs, counts.nan_inputs);
-    add_block(&total->inf_inputs, counts.inf_inputs);
-    add_block(&total->saturated, counts.saturated + (active ? q.saturated : 0u));
+    add_block(&total->saturated, active ? q.saturated : 0u);
     add_block(&total->flushed, counts_vector && range.vector != 0 && nonzero == 0);
 }
 

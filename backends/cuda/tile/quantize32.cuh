@@ -154,6 +154,7 @@ template <bool CLAMP> CUDA_DEVICE float int4p_error(const float *x, float invers
  * word hold q, then q + 7 brought into 0..14, then the code q + 8. */
 CUDA_DEVICE void int4p_codes(const float *x, float inverse, uint32_t *words)
 {
+    uint32_t sevens = ptx_keep(0x00070007u);
 #pragma unroll
     for (uint32_t w = 0; w < 2u; ++w) {
         uint32_t sum[8];
@@ -165,7 +166,7 @@ CUDA_DEVICE void int4p_codes(const float *x, float inverse, uint32_t *words)
 #pragma unroll
         for (uint32_t i = 0; i < 4u; ++i) {
             uint32_t first = i / 2u * 4u + i % 2u;
-            pair[i] = __viaddmin_s16x2_relu(ptx_prmt(sum[first], sum[first + 2u], 0x5410u), 0x00070007u, 0x000e000eu);
+            pair[i] = __viaddmin_s16x2_relu(ptx_prmt(sum[first], sum[first + 2u], 0x5410u), sevens, 0x000e000eu);
         }
         words[w] = pair[0] + (pair[2] << 4) + ((pair[1] + (pair[3] << 4)) << 8) + 0x11111111u;
     }
@@ -220,7 +221,7 @@ CUDA_DEVICE int4p_choice int4p_search(const float *x, float amax, float unit, fl
     float m0 = fmaxf(nearest * (float)NBL_INT4P_CODE_MAX < amax ? nearest + 1.0f : nearest, 1.0f); /* of the rule */
     const float *reciprocal = &reciprocals[nbl_bits_of(m0 + NBL_MAGIC) & 31u];
     float low_inverse = reciprocal[-1], middle_inverse = reciprocal[0], high_inverse = reciprocal[1];
-    float low = int4p_error<true>(x, low_inverse * (unit / (2.0f * (float)NBL_INT4P_CODE_MAX)), (m0 - 1.0f) * of_unit);
+    float low = int4p_error<true>(x, low_inverse * (unit * (0.5f / (float)NBL_INT4P_CODE_MAX)), (m0 - 1.0f) * of_unit);
     float middle = int4p_error<false>(x, middle_inverse * unit, m0 * of_unit);
     float high = int4p_error<false>(x, high_inverse * unit, (m0 + 1.0f) * of_unit);
     low = m0 > 1.0f ? low : INFINITY;
@@ -258,43 +259,25 @@ CUDA_DEVICE uint32_t int4p_block(const float (&x)[BLOCK16], float amax, float un
     return multiplier;
 }
 
-/** int4p (NUM 3.5). counts: saturated elements are to be counted. EXACT: elements are codes times one power of two. A
- *  loop, which moves the second half to where the first one was: half the code, and fewer registers. */
+/** int4p (NUM 3.5). counts: saturated elements are to be counted. EXACT: elements are codes times one power of two. */
 template <bool EXACT>
 CUDA_DEVICE void quantize32_int4p(const float (&x)[VECTOR32], const range32 &range, const float *reciprocals,
                                   bool counts, codes32 *out)
 {
     int32_t e = nbl_exponent_for(nbl_float_of(range.vector), NBL_INT4P_PEAK, NBL_E_MIN, NBL_E_MAX);
     float unit = nbl_pow2(-e), of_unit = nbl_pow2(e);
-    float block[BLOCK16], next[BLOCK16];
-#pragma unroll
-    for (uint32_t i = 0; i < BLOCK16; ++i) {
-        block[i] = x[i];
-        next[i] = x[BLOCK16 + i];
-    }
-    float amax = range.half[0], sign = range.sign[0];
-    uint32_t words[4] = {0, 0, 0, 0};
-    uint32_t multipliers = 0;
+    out->exponent[0] = out->exponent[1] = e;
     out->saturated = 0;
-#pragma unroll 1
+#pragma unroll
     for (uint32_t half = 0; half < 2u; ++half) {
-        words[0] = words[2];
-        words[1] = words[3];
-        multipliers = multipliers >> 8 | int4p_block<EXACT>(block, amax * unit, sign * unit, sign * of_unit, reciprocals,
-                                                            counts, &words[2], &out->saturated) << 8;
-        amax = range.half[1];
-        sign = range.sign[1];
+        float block[BLOCK16];
 #pragma unroll
         for (uint32_t i = 0; i < BLOCK16; ++i) {
-            block[i] = next[i];
+            block[i] = x[BLOCK16 * half + i];
         }
-    }
-    out->exponent[0] = out->exponent[1] = e;
-    out->multiplier[0] = multipliers & 0xffu;
-    out->multiplier[1] = multipliers >> 8;
-#pragma unroll
-    for (uint32_t i = 0; i < 4u; ++i) {
-        out->words[i] = words[i];
+        float sign = range.sign[half];
+        out->multiplier[half] = int4p_block<EXACT>(block, range.half[half] * unit, sign * unit, sign * of_unit,
+                                                   reciprocals, counts, &out->words[2u * half], &out->saturated);
     }
 }
 
