@@ -80,9 +80,9 @@ static nbl_status parse_threads(const char *value, uint32_t *out_threads, nbl_er
 
 static nbl_status parse_isa(const char *value, const char **out_isa, nbl_error *err)
 {
-    static const char *const sets[] = {"scalar", "avx2", "avx512", NULL};
+    static const char *const sets[] = {"scalar", "avx2", "avx512", "amx", "neon", "i8mm", NULL};
     if (index_of(value, sets) < 0)
-        return refuse(NBL_ENV_SIM_ISA, value, "scalar, avx2, avx512", err);
+        return refuse(NBL_ENV_SIM_ISA, value, "scalar, avx2, avx512, amx, neon, i8mm", err);
     *out_isa = value;
     return NBL_OK;
 }

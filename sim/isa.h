@@ -53,6 +53,7 @@ typedef struct sim_rows {
     uint32_t dim;           /**< padded */
     const int32_t *words;   /**< [dim / 4][count] */
     const int32_t *offsets; /**< [dim / 16][count]: -8 * the sum of 16 codes */
+    const int8_t *codes;    /**< [count][dim]: the same codes, row by row */
 } sim_rows;
 
 /** A decoded tile; arrays are 64-byte aligned. */
@@ -107,11 +108,14 @@ typedef struct sim_row_loops {
     /** nbl_vector_quantize. */
     void (*quantize)(const float *x, uint32_t dim, uint32_t format, uint32_t rule, nbl_vector *v,
                      nbl_quant_stats *stats);
+    /** to[4 * i + t] = from[t * bytes + i], i < n (a multiple of 16), t < 4. */
+    void (*interleave)(const uint8_t *from, uint64_t bytes, uint32_t n, uint8_t *to);
 } sim_row_loops;
 
 extern const sim_row_loops sim_row_loops_scalar;
 #if defined(__x86_64__)
 extern const sim_row_loops sim_row_loops_avx2;
+extern const sim_row_loops sim_row_loops_avx512;
 #endif
 
 typedef struct sim_isa {
@@ -188,6 +192,7 @@ extern const sim_isa sim_isa_scalar;
 #if defined(__x86_64__)
 extern const sim_isa sim_isa_avx2;
 extern const sim_isa sim_isa_avx512;
+extern const sim_isa sim_isa_amx;
 #elif defined(__aarch64__)
 extern const sim_isa sim_isa_neon; /**< dotprod */
 extern const sim_isa sim_isa_i8mm;

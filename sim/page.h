@@ -7,6 +7,7 @@
 #define SIM_PAGE_H
 
 #include "float_format.h"
+#include "isa.h"
 
 /** A head's part of one page, K or V. */
 typedef struct sim_part {
@@ -108,11 +109,47 @@ static inline void sim_part_store_v(const sim_part *part, uint32_t token, const 
     }
 }
 
+/** 32 codes of four bits as 16 bytes: elements i and i + 16 share one (F4). */
+static inline void sim_pack_nibbles(const uint8_t *codes, uint8_t *to)
+{
+    uint64_t word[4];
+    memcpy(word, codes, sizeof word);
+    word[0] |= word[2] << 4; /* codes have four bits: nothing crosses a byte */
+    word[1] |= word[3] << 4;
+    memcpy(to, word, 16u);
+}
+
+/** Codes of V of a whole group of four tokens, of which `token` is the first: not of a 16-bit format. */
+static inline void sim_part_store_v_quad(const sim_row_loops *loops, const sim_part *part, uint32_t token,
+                                         const nbl_vector *v)
+{
+    uint32_t padded = nbl_layout_dim_padded(part->dim);
+    uint8_t *to = part->codes + sim_code_byte(part, token, 0);
+    if (nbl_layout_code_bits(part->format) == 8u) {
+        loops->interleave(v->codes, sizeof *v, padded, to);
+        return;
+    }
+    uint8_t packed[4][NBL_DIM_PADDED_MAX / 2u];
+    for (uint32_t t = 0; t < 4u; ++t) {
+        for (uint32_t d = 0; d < padded; d += 32u) {
+            sim_pack_nibbles(v[t].codes + d, packed[t] + d / 2u);
+        }
+    }
+    loops->interleave(packed[0], sizeof packed[0], padded / 2u, to);
+}
+
 /** 16-bit codes, K and V alike: units of 8 elements, a group's width apart (F3). */
 static inline void sim_part_store_halves(const sim_part *part, uint32_t token, const nbl_vector *v)
 {
     for (uint32_t d = 0; d < nbl_layout_dim_padded(part->dim); d += 8u) {
         memcpy(part->codes + sim_code_byte(part, token, d), v->halves + d, 16u);
+    }
+}
+
+static inline void sim_part_store_scales(const sim_part *part, uint32_t token, const nbl_vector *v)
+{
+    for (uint32_t plane = 0; plane < nbl_layout_scale_planes(part->format, part->dim); ++plane) {
+        part->scales[nbl_layout_scale_byte(part->page_tokens, plane, token)] = v->scales[plane];
     }
 }
 
@@ -126,8 +163,22 @@ static inline void sim_part_store(const sim_part *part, uint32_t token, const nb
     } else {
         sim_part_store_v(part, token, v);
     }
-    for (uint32_t plane = 0; plane < nbl_layout_scale_planes(part->format, part->dim); ++plane) {
-        part->scales[nbl_layout_scale_byte(part->page_tokens, plane, token)] = v->scales[plane];
+    sim_part_store_scales(part, token, v);
+}
+
+/** sim_part_store of V for the four tokens from `token` on, a multiple of 4, all of the page. */
+static inline void sim_part_store_quad(const sim_row_loops *loops, const sim_part *part, uint32_t token,
+                                       const nbl_vector *v)
+{
+    const int is_wide = nbl_layout_code_bits(part->format) == 16u;
+    if (!is_wide) {
+        sim_part_store_v_quad(loops, part, token, v);
+    }
+    for (uint32_t t = 0; t < 4u; ++t) {
+        if (is_wide) {
+            sim_part_store_halves(part, token + t, &v[t]);
+        }
+        sim_part_store_scales(part, token + t, &v[t]);
     }
 }
 

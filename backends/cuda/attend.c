@@ -13,15 +13,12 @@
 
 _Static_assert(sizeof(cuda_sequence) == 16 && sizeof(cuda_query) == 16, "select.c knows these sizes");
 
-/* What the float core's kernel cannot do, and the Blackwell core, which has none. */
+/* The kernels of the float core and of the Blackwell core keep a tile in shared memory. */
 static nbl_status check_core(const nbl_device *device, const nbl_kv_shape *shape, int is_float, uint32_t q_format,
                              nbl_error *err)
 {
-    if (q_format == NBL_Q_FP4) {
-        return cuda_fail(err, NBL_E_UNSUPPORTED, "cuda: q_format %u (the Blackwell core) has no kernel yet; sim has it",
-                         q_format);
-    }
-    const uint64_t bytes = nbl_cuda_float_shared_bytes(shape->k_dim, shape->v_dim);
+    const uint64_t bytes = q_format == NBL_Q_FP4 ? nbl_cuda_blackwell_shared_bytes(shape->k_dim, shape->v_dim)
+                                                 : nbl_cuda_float_shared_bytes(shape->k_dim, shape->v_dim);
     if (is_float && bytes > device->shared_bytes) {
         return cuda_fail(err, NBL_E_UNSUPPORTED,
                          "cuda: float formats with k_dim %u and v_dim %u need %llu bytes of shared memory, a block of "
@@ -178,6 +175,7 @@ static attend_params params_of(const nbl_device *device, const nbl_attend_args *
     p.is_float = (uint32_t)nbl_layout_pool_is_float(args->pool);
     p.k_fp16 = args->pool->regions[0].k_format == NBL_FORMAT_FP16;
     p.v_fp16 = args->pool->regions[0].v_format == NBL_FORMAT_FP16;
+    p.fp4_format = args->q_format == NBL_Q_FP4 ? args->pool->regions[0].k_format : (uint32_t)NBL_FORMAT_NONE;
     p.shared_bytes = device->shared_bytes;
     p.tile_pages = CUDA_TILE_TOKENS / p.pages.page_tokens;
     p.tile_rest = CUDA_TILE_TOKENS % p.pages.page_tokens;
@@ -224,6 +222,9 @@ typedef cudaError_t attend_kernel(const attend_params *p, cudaStream_t stream);
 /* The kernel of a call. A prefill with enough rows for the device is not split, unless states are wanted. */
 static attend_kernel *choose_kernel(attend_params *p, const attend_bounds *b)
 {
+    if (p->fp4_format != NBL_FORMAT_NONE) {
+        return nbl_cuda_attend_blackwell;
+    }
     if (p->is_float) {
         return nbl_cuda_attend_float;
     }

@@ -173,7 +173,8 @@ typedef struct attend_params {
     uint32_t v_fp16;     /**< the same of P and V */
     uint32_t tile_pages; /**< a tile is so many pages, */
     uint32_t tile_rest;  /**< and so many tokens more */
-    uint32_t reserved;
+    uint32_t fp4_format; /**< K's format where the Blackwell core does the call (NUM 7), else NBL_FORMAT_NONE; queries
+                              are then as tile/fp4_query.cuh says */
 } attend_params;
 
 /** Fails if the plugin has no code for the current device. */
@@ -189,6 +190,11 @@ cudaError_t nbl_cuda_attend_generic(const attend_params *p, cudaStream_t stream)
 uint64_t nbl_cuda_float_shared_bytes(uint32_t k_dim, uint32_t v_dim);
 /** Any valid call of the float core (NUM 6) that fits; split or not. */
 cudaError_t nbl_cuda_attend_float(const attend_params *p, cudaStream_t stream);
+
+/** Shared memory that a block of the Blackwell core's kernel needs for these dimensions. */
+uint64_t nbl_cuda_blackwell_shared_bytes(uint32_t k_dim, uint32_t v_dim);
+/** Any valid call of the Blackwell core (NUM 7) that fits; split or not. */
+cudaError_t nbl_cuda_attend_blackwell(const attend_params *p, cudaStream_t stream);
 
 /** Second half of a split call, and the empty states past the last chunk of any call. */
 cudaError_t nbl_cuda_attend_fold(const attend_params *p, cudaStream_t stream);

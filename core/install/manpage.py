@@ -55,9 +55,9 @@ lines go to standard error.
 Threads of the simulator, 1 to 1024.
 .It Ev NIBBLE_SIM_ISA
 Instruction set of the simulator:
-.Cm scalar , avx2
+.Cm scalar , avx2 , avx512 , amx , neon
 or
-.Cm avx512 .
+.Cm i8mm .
 .El
 .Pp
 The variables are read once, and ignored in a process with raised privileges.

@@ -13,7 +13,7 @@ _nibble() {
       mapfile -t COMPREPLY < <(compgen -W "${text//,/ }" -- "$word")
       ;;
     --backend) mapfile -t COMPREPLY < <(compgen -W "cuda sim cuda,sim" -- "$word") ;;
-    --isa) mapfile -t COMPREPLY < <(compgen -W "scalar avx2 avx512" -- "$word") ;;
+    --isa) mapfile -t COMPREPLY < <(compgen -W "scalar avx2 avx512 amx neon i8mm" -- "$word") ;;
     --backend-dir) mapfile -t COMPREPLY < <(compgen -d -- "$word") ;;
     --input | --q | --k | --v | --out) mapfile -t COMPREPLY < <(compgen -f -- "$word") ;;
     *)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file mma_model.h
- * @brief What tensor cores compute, bit for bit: the fused dot-product-add of each architecture (NUM 6.2, 6.3).
+ * @brief What tensor cores compute, bit for bit: the fused dot-product-add of each architecture (NUM 6.2, 7.2).
  *
  * A floating-point MMA adds L products and an accumulator in one step: all terms are cut off (towards zero) at F bits
  * below the largest exponent, summed without error, and the sum is rounded once. L, F, the rounding and the exponent
@@ -44,7 +44,7 @@ typedef struct nbl_mma_model {
 
 #define NBL_MMA_NAN 0x7fffffffu   /**< the one NaN that comes out */
 #define NBL_MMA_TERMS_MAX 32u     /**< of any model */
-#define NBL_MMA_GROUP_TERMS 16u   /**< products of a scaled group (NUM 6.3) */
+#define NBL_MMA_GROUP_TERMS 16u   /**< products of a scaled group (NUM 7.2) */
 #define NBL_MMA_GROUPS 4u         /**< groups of a fused step of 64 */
 #define NBL_MMA_GROUP_F 35        /**< fraction bits of that step */
 #define NBL_MMA_GROUP_ZERO (-139) /**< its zero exponent */
@@ -204,7 +204,7 @@ NBL_FN uint32_t nbl_mma_round_rz(int64_t sum, int32_t unit, int32_t bits)
     }
     /* Now magnitude < 2^24, or wider with zeros below: bring it to the places of a binary32. */
     if (magnitude == 0) {
-        return sign;
+        return 0; /* what is cut off to zero is +0: seen on an H200 */
     }
     top = nbl_mma_bit_length(magnitude) - 1 + unit;
     int32_t place = top >= -126 ? top - 23 : -149;
@@ -352,10 +352,15 @@ NBL_FN nbl_mma_scale nbl_mma_scale_ue8m0(uint8_t byte)
     return s;
 }
 
-/** One fused step of 64 E2M1 products with a scale for each group of 16 on either side (NUM 6.3): each group is
- * summed without error, and alignment looks at the scales' exponents only. */
-NBL_FN uint32_t nbl_mma_step_groups(const uint8_t *a, const uint8_t *b, const nbl_mma_scale *scale_a,
-                                    const nbl_mma_scale *scale_b, uint32_t c)
+/** A group of 16 products before its scales (NUM 7.2). */
+typedef struct nbl_mma_group {
+    int32_t quarters; /**< exact sum of the products, in quarters */
+    int32_t is_zero;  /**< every product is zero */
+} nbl_mma_group;
+
+/** Sum of four groups on top of c (NUM 7.2): alignment looks at the scales' exponents only. */
+NBL_FN uint32_t nbl_mma_step_of_groups(const nbl_mma_group *groups, const nbl_mma_scale *scale_a,
+                                       const nbl_mma_scale *scale_b, uint32_t c)
 {
     nbl_mma_operand acc = nbl_mma_take_apart(c, 8, 23, 2);
     int64_t term[NBL_MMA_GROUPS];
@@ -363,17 +368,10 @@ NBL_FN uint32_t nbl_mma_step_groups(const uint8_t *a, const uint8_t *b, const nb
     int nan = acc.is_nan;
     int32_t most = acc.significand == 0 ? NBL_MMA_GROUP_ZERO : acc.exponent;
     for (uint32_t g = 0; g < NBL_MMA_GROUPS; ++g) {
-        int32_t quarters = 0;
-        int any = 0;
-        for (uint32_t k = g * NBL_MMA_GROUP_TERMS; k < (g + 1u) * NBL_MMA_GROUP_TERMS; ++k) {
-            int32_t p = nbl_e2m1_half_units(a[k]) * nbl_e2m1_half_units(b[k]);
-            any = any || p != 0;
-            quarters += p;
-        }
-        int64_t scales = (int64_t)scale_a[g].eighths * scale_b[g].eighths;
+        int32_t scales = scale_a[g].eighths * scale_b[g].eighths;
         nan = nan || scale_a[g].is_nan || scale_b[g].is_nan;
-        term[g] = quarters * scales; /* in units of 2^-8 */
-        exponent[g] = any && scales != 0 ? scale_a[g].exponent + scale_b[g].exponent : NBL_MMA_GROUP_ZERO;
+        term[g] = (int64_t)groups[g].quarters * scales; /* in units of 2^-8 */
+        exponent[g] = groups[g].is_zero || scales == 0 ? NBL_MMA_GROUP_ZERO : scale_a[g].exponent + scale_b[g].exponent;
         most = exponent[g] > most ? exponent[g] : most;
     }
     if (nan || acc.is_infinite) {
@@ -384,6 +382,53 @@ NBL_FN uint32_t nbl_mma_step_groups(const uint8_t *a, const uint8_t *b, const nb
         sum += nbl_mma_cut(term[g], exponent[g] - most + NBL_MMA_GROUP_F - 8);
     }
     return sum == 0 ? 0 : nbl_mma_round_rz(sum, most - NBL_MMA_GROUP_F, 24);
+}
+
+/** One fused step of 64 E2M1 products with a scale for each group of 16 on either side (NUM 7.2). */
+NBL_FN uint32_t nbl_mma_step_groups(const uint8_t *a, const uint8_t *b, const nbl_mma_scale *scale_a,
+                                    const nbl_mma_scale *scale_b, uint32_t c)
+{
+    nbl_mma_group groups[NBL_MMA_GROUPS];
+    for (uint32_t g = 0; g < NBL_MMA_GROUPS; ++g) {
+        groups[g].quarters = 0;
+        groups[g].is_zero = 1;
+        for (uint32_t k = g * NBL_MMA_GROUP_TERMS; k < (g + 1u) * NBL_MMA_GROUP_TERMS; ++k) {
+            int32_t p = nbl_e2m1_half_units(a[k]) * nbl_e2m1_half_units(b[k]);
+            groups[g].is_zero = groups[g].is_zero && p == 0;
+            groups[g].quarters += p;
+        }
+    }
+    return nbl_mma_step_of_groups(groups, scale_a, scale_b, c);
+}
+
+/** Product of byte k of two words of E4M3 codes: its significand in units of 2^-6, and its exponent; no NaN. */
+NBL_FN int32_t nbl_mma_e4m3_product(uint32_t a, uint32_t b, uint32_t k, int32_t *exponent)
+{
+    int32_t x = (int32_t)(a >> (8u * k) & 0x7fu), y = (int32_t)(b >> (8u * k) & 0x7fu);
+    int32_t product = (x < 8 ? x : 8 + x % 8) * (y < 8 ? y : 8 + y % 8);
+    *exponent = (x < 8 ? 1 : x / 8) + (y < 8 ? 1 : y / 8) - 14;
+    return ((a ^ b) >> (8u * k) & 0x80u) != 0 ? -product : product;
+}
+
+/** The fp8 step of sm_100 and sm_120 (NUM 7.3) on codes four to a word, without NaN and with a finite c: what
+ * nbl_mma_step_scaled computes, but for the sign of a zero. */
+NBL_FN uint32_t nbl_mma_step_e4m3(const uint32_t *a, const uint32_t *b, uint32_t c)
+{
+    const nbl_mma_model model = nbl_mma_model_fp8(NBL_MMA_SM_120);
+    nbl_mma_operand acc = nbl_mma_take_apart(c, 8, 23, 2);
+    int32_t most = acc.significand == 0 ? model.zero_exponent : acc.exponent;
+    int32_t exponent;
+    for (uint32_t k = 0; k < NBL_MMA_TERMS_MAX; ++k) {
+        int32_t product = nbl_mma_e4m3_product(a[k / 4u], b[k / 4u], k % 4u, &exponent);
+        most = product != 0 && exponent > most ? exponent : most;
+    }
+    int64_t sum =
+        acc.significand == 0 ? 0 : nbl_mma_cut(acc.significand, acc.exponent - most + model.fraction_bits - 23);
+    for (uint32_t k = 0; k < NBL_MMA_TERMS_MAX; ++k) {
+        int32_t product = nbl_mma_e4m3_product(a[k / 4u], b[k / 4u], k % 4u, &exponent);
+        sum += product == 0 ? 0 : nbl_mma_cut(product, exponent - most + model.fraction_bits - 6);
+    }
+    return sum == 0 ? 0 : nbl_mma_round_rz(sum, most - model.fraction_bits, 24);
 }
 
 #endif

@@ -69,7 +69,7 @@ static void decode_k_int4p(const sim_group *group, uint32_t half, uint8_t *codes
     }
 }
 
-static void decode_k(const sim_group *group, uint8_t *codes, float *unit)
+void sim_avx512_decode_k(const sim_group *group, uint8_t *codes, float *unit)
 {
     units_of(group, unit);
     if (group->format == NBL_INT8) {
@@ -108,7 +108,7 @@ UNROLLED void decode_v_4bit(uint32_t format, const sim_group *group, int8_t *cod
     }
 }
 
-static void decode_v(const sim_group *group, int8_t *codes, float *exponent, float *weight)
+void sim_avx512_decode_v(const sim_group *group, int8_t *codes, float *exponent, float *weight)
 {
     weights_of(group, exponent, weight);
     switch (group->format) {
@@ -159,12 +159,10 @@ UNROLLED void dot_qk_block(const sim_tile *tile, uint32_t group, uint32_t groups
     }
 }
 
-static void dot_qk(const sim_tile *tile, const sim_rows *rows, float *x)
+void sim_avx512_dot_qk_from(const sim_tile *tile, const sim_rows *rows, uint32_t first, const int32_t *bias, float *x)
 {
-    int32_t bias[SIM_ROWS_MAX];
-    sim_rows_bias(rows, bias);
     for (uint32_t g = 0; g < tile->groups; g += 2u) {
-        uint32_t r = 0;
+        uint32_t r = first;
         if (g + 1u == tile->groups) {
             for (; r < rows->count; ++r) {
                 dot_qk_block(tile, g, 1, rows, r, bias, 1, x);
@@ -178,6 +176,13 @@ static void dot_qk(const sim_tile *tile, const sim_rows *rows, float *x)
             dot_qk_block(tile, g, 2, rows, r, bias, 1, x);
         }
     }
+}
+
+static void dot_qk(const sim_tile *tile, const sim_rows *rows, float *x)
+{
+    int32_t bias[SIM_ROWS_MAX];
+    sim_rows_bias(rows, bias);
+    sim_avx512_dot_qk_from(tile, rows, 0, bias, x);
 }
 
 /* ------------------------------------------------------------------------------------------------ P V */
@@ -234,7 +239,7 @@ static void dot_pv_rows(const sim_tile *tile, const uint8_t *p, float *const *o,
     }
 }
 
-static void dot_pv(const sim_tile *tile, const uint8_t *p, float *const *o, const float *b, uint32_t rows)
+void sim_avx512_dot_pv(const sim_tile *tile, const uint8_t *p, float *const *o, const float *b, uint32_t rows)
 {
     uint32_t lines = tile->v_dim / LANES; /* even: v_dim is a multiple of 32 */
     uint32_t line = 0;
@@ -246,17 +251,22 @@ static void dot_pv(const sim_tile *tile, const uint8_t *p, float *const *o, cons
     }
 }
 
+void sim_avx512_coded_weights(const sim_group *group, float *exponent, float *weight)
+{
+    weights_of(group, exponent, weight);
+}
+
 const sim_isa sim_isa_avx512 = {
     .name = "avx512",
-    .row = &sim_row_loops_avx2,
-    .decode_k = decode_k,
-    .decode_v = decode_v,
+    .row = &sim_row_loops_avx512,
+    .decode_k = sim_avx512_decode_k,
+    .decode_v = sim_avx512_decode_v,
     .dot_qk = dot_qk,
     .softmax = sim_avx512_softmax,
-    .dot_pv = dot_pv,
+    .dot_pv = sim_avx512_dot_pv,
     .coded_rows = 8,
     .coded_formats = 1u << NBL_INT8 | 1u << NBL_MXFP4 | 1u << NBL_MXFP4_16 | 1u << NBL_INT4P,
-    .coded_weights = weights_of,
+    .coded_weights = sim_avx512_coded_weights,
     .coded_qk = sim_avx512_coded_qk,
     .coded_pv = sim_avx512_coded_pv,
 };

@@ -12,6 +12,8 @@
 #include <sys/auxv.h>
 #elif defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 static int always(void)
@@ -38,6 +40,20 @@ static int has_avx512(void)
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
 }
+
+#define CPUID_AMX_TILE (1u << 24) /* leaf 7, edx */
+#define CPUID_AMX_INT8 (1u << 25)
+#define ARCH_REQ_XCOMP_PERM 0x1023 /* asm/prctl.h of Linux 5.16 */
+#define XFEATURE_XTILEDATA 18
+
+/* Linux gives a process the tile registers when it asks for them; a kernel that does not know them refuses. */
+static int has_amx(void)
+{
+    const unsigned wanted = CPUID_AMX_TILE | CPUID_AMX_INT8;
+    unsigned a, b, c, d;
+    return has_avx512() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & wanted) == wanted &&
+           syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+}
 #elif defined(__aarch64__)
 #define HWCAP_DOTPROD (1ul << 20) /* HWCAP_ASIMDDP */
 #define HWCAP2_INT8MM (1ul << 13) /* HWCAP2_I8MM */
@@ -62,6 +78,7 @@ static const struct {
 #if defined(__x86_64__)
     {&sim_isa_avx2, has_avx2},
     {&sim_isa_avx512, has_avx512},
+    {&sim_isa_amx, has_amx},
 #elif defined(__aarch64__)
     {&sim_isa_neon, has_dotprod},
     {&sim_isa_i8mm, has_i8mm},
@@ -69,7 +86,7 @@ static const struct {
 };
 
 #if defined(__x86_64__)
-const char *const sim_isa_names[] = {"scalar", "avx2", "avx512", NULL};
+const char *const sim_isa_names[] = {"scalar", "avx2", "avx512", "amx", NULL};
 #elif defined(__aarch64__)
 const char *const sim_isa_names[] = {"scalar", "neon", "i8mm", NULL};
 #else

@@ -7,7 +7,7 @@
 sim_float_dot_fn sim_float_dot_find(const char *isa_name)
 {
 #if defined(__x86_64__)
-    if (strcmp(isa_name, "avx512") == 0) {
+    if (strcmp(isa_name, "avx512") == 0 || strcmp(isa_name, "amx") == 0) {
         return sim_float_dot_avx512;
     }
     if (strcmp(isa_name, "avx2") == 0) {

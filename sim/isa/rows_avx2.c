@@ -409,6 +409,21 @@ static void quantize(const float *x, uint32_t dim, uint32_t format, uint32_t rul
     stats->flushed += amax > 0.0f && is_zero(v);
 }
 
+static void interleave(const uint8_t *from, uint64_t bytes, uint32_t n, uint8_t *to)
+{
+    for (uint32_t i = 0; i < n; i += 16u, to += 64) {
+        __m128i a = load_half(from + i), b = load_half(from + bytes + i);
+        __m128i c = load_half(from + 2u * bytes + i), d = load_half(from + 3u * bytes + i);
+        __m128i ab[2] = {_mm_unpacklo_epi8(a, b), _mm_unpackhi_epi8(a, b)};
+        __m128i cd[2] = {_mm_unpacklo_epi8(c, d), _mm_unpackhi_epi8(c, d)};
+        for (uint32_t half = 0; half < 2u; ++half) {
+            __m128i *at = (__m128i *)(void *)(to + 32u * half);
+            _mm_storeu_si128(at, _mm_unpacklo_epi16(ab[half], cd[half]));
+            _mm_storeu_si128(at + 1, _mm_unpackhi_epi16(ab[half], cd[half]));
+        }
+    }
+}
+
 /* These the compiler vectorises by itself. */
 
 static void shift_up(float *x, uint32_t dim, const uint8_t *shifts)
@@ -434,4 +449,5 @@ const sim_row_loops sim_row_loops_avx2 = {
     .hadamard = hadamard,
     .subtract_center = subtract_center,
     .quantize = quantize,
+    .interleave = interleave,
 };

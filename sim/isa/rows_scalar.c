@@ -26,6 +26,15 @@ static void store_row(uint8_t *to, uint32_t dtype, uint32_t dim, const float *x)
     sim_write(to, dtype, element_bytes(dtype), dim, x);
 }
 
+static void interleave(const uint8_t *from, uint64_t bytes, uint32_t n, uint8_t *to)
+{
+    for (uint32_t i = 0; i < n; ++i) {
+        for (uint32_t t = 0; t < 4u; ++t) {
+            *to++ = from[t * bytes + i];
+        }
+    }
+}
+
 const sim_row_loops sim_row_loops_scalar = {
     .load = load_row,
     .store = store_row,
@@ -34,4 +43,5 @@ const sim_row_loops sim_row_loops_scalar = {
     .hadamard = nbl_hadamard,
     .subtract_center = nbl_center_subtract,
     .quantize = nbl_vector_quantize,
+    .interleave = interleave,
 };

@@ -15,6 +15,7 @@
 #define CENTER_TOKENS_MIN 32u /* NUM 4.2 */
 #define CENTER_TOKENS_MAX 1024u
 #define APPEND_TOKENS 16 /* of a part */
+#define QUAD NBL_LAYOUT_V_GROUP_TOKENS
 
 /* One head's row of a token as binary32, sanitized (NUM 3.1). */
 static void load_row(const sim_row_loops *loops, const nbl_tensor *t, uint64_t token, uint32_t head, float *x,
@@ -53,40 +54,84 @@ static void find_region(place *p, uint32_t page)
     }
 }
 
-static void store_row(place *p, int64_t slot, enum nbl_kind kind, uint32_t head, float *x)
+/* Part of a head in the page of a slot. */
+static sim_part part_of(const place *p, int64_t slot, enum nbl_kind kind, uint32_t head)
 {
     const nbl_kv_shape *shape = p->args->pool->shape;
     uint32_t page = (uint32_t)(slot / shape->page_tokens);
-    uint32_t token = (uint32_t)(slot % shape->page_tokens);
-    uint32_t rule = kind == NBL_KIND_K ? shape->k_scale_rule : shape->v_scale_rule;
-    sim_part part = sim_part_in(shape, p->region, &p->layout, p->args->layer, page, kind, head);
-    nbl_vector v;
-    nbl_scale_divide(x, part.dim, sim_scale_of(p->args->pool, kind, p->args->layer, head));
-    p->loops->quantize(x, part.dim, part.format, rule, &v, &p->stats);
-    sim_part_store(&part, token, &v);
+    return sim_part_in(shape, p->region, &p->layout, p->args->layer, page, kind, head);
 }
 
-static void append_token(place *p, uint64_t token)
+/* Canonical form of x, a vector of a part of a head; x is overwritten. */
+static void quantize_row(place *p, const sim_part *part, uint32_t head, float *x, nbl_vector *v)
+{
+    const nbl_kv_shape *shape = p->args->pool->shape;
+    uint32_t rule = part->kind == NBL_KIND_K ? shape->k_scale_rule : shape->v_scale_rule;
+    nbl_scale_divide(x, part->dim, sim_scale_of(p->args->pool, part->kind, p->args->layer, head));
+    p->loops->quantize(x, part->dim, part->format, rule, v, &p->stats);
+}
+
+static void append_k(place *p, uint64_t token, uint32_t head)
 {
     const nbl_append_args *args = p->args;
     const nbl_kv_shape *shape = args->pool->shape;
-    int64_t slot = args->slots[token];
-    uint32_t sequence = shape->centering ? sim_sequence_of(args->seq_indptr, args->batch, token) : 0;
+    sim_part part = part_of(p, args->slots[token], NBL_KIND_K, head);
+    sim_center center = {NULL, NULL, NULL};
     float x[NBL_DIM_PADDED_MAX];
-    find_region(p, (uint32_t)(slot / shape->page_tokens));
-    for (uint32_t head = 0; head < shape->kv_heads; ++head) {
-        sim_center center = {NULL, NULL, NULL};
-        if (shape->centering) {
-            center = sim_center_at(&args->centers, shape, sequence, head);
-        }
-        load_k(p->loops, args, token, head, &center, x, &p->stats);
-        if (center.codes != NULL) {
-            p->loops->subtract_center(x, shape->k_dim, center.codes, *center.exponent);
-        }
-        store_row(p, slot, NBL_KIND_K, head, x);
-        load_row(p->loops, &args->v, token, head, x, &p->stats);
+    nbl_vector v;
+    if (shape->centering) {
+        center = sim_center_at(&args->centers, shape, sim_sequence_of(args->seq_indptr, args->batch, token), head);
+    }
+    load_k(p->loops, args, token, head, &center, x, &p->stats);
+    if (center.codes != NULL) {
+        p->loops->subtract_center(x, shape->k_dim, center.codes, *center.exponent);
+    }
+    quantize_row(p, &part, head, x, &v);
+    sim_part_store(&part, (uint32_t)(args->slots[token] % shape->page_tokens), &v);
+}
+
+/* V of one token, or of four whose codes lie side by side. */
+static void append_v(place *p, uint64_t token, uint32_t count, uint32_t head)
+{
+    const nbl_append_args *args = p->args;
+    const nbl_kv_shape *shape = args->pool->shape;
+    uint32_t first = (uint32_t)(args->slots[token] % shape->page_tokens);
+    sim_part part = part_of(p, args->slots[token], NBL_KIND_V, head);
+    float x[NBL_DIM_PADDED_MAX];
+    nbl_vector v[QUAD];
+    for (uint32_t i = 0; i < count; ++i) {
+        load_row(p->loops, &args->v, token + i, head, x, &p->stats);
         p->loops->hadamard(x, shape->v_dim, shape->v_hadamard);
-        store_row(p, slot, NBL_KIND_V, head, x);
+        quantize_row(p, &part, head, x, &v[i]);
+    }
+    if (count == QUAD) {
+        sim_part_store_quad(p->loops, &part, first, v);
+    } else {
+        sim_part_store(&part, first, &v[0]);
+    }
+}
+
+/* Tokens from `token` on, before `end`, that can be stored together: four if they are a whole group of V (F4). */
+static uint32_t count_together(const nbl_append_args *args, int64_t token, int64_t end)
+{
+    const int64_t *slots = args->slots + token;
+    uint32_t page_tokens = args->pool->shape->page_tokens;
+    uint32_t first = (uint32_t)(slots[0] % page_tokens);
+    if (end - token < QUAD || first % QUAD != 0 || first + QUAD > page_tokens) {
+        return 1;
+    }
+    return slots[1] == slots[0] + 1 && slots[2] == slots[0] + 2 && slots[3] == slots[0] + 3 ? QUAD : 1;
+}
+
+static void append_some(place *p, uint64_t token, uint32_t count)
+{
+    const nbl_kv_shape *shape = p->args->pool->shape;
+    find_region(p, (uint32_t)(p->args->slots[token] / shape->page_tokens));
+    for (uint32_t head = 0; head < shape->kv_heads; ++head) {
+        for (uint32_t i = 0; i < count; ++i) {
+            append_k(p, token + i, head);
+        }
+        append_v(p, token, count, head);
     }
 }
 
@@ -220,10 +265,13 @@ static void append_tokens(void *context, uint32_t thread, sim_parts *parts)
     int64_t t, end;
     (void)thread;
     while (sim_parts_next(parts, &t, &end)) {
-        for (; t < end; ++t) {
+        while (t < end) {
+            uint32_t count = 1;
             if (call->args->slots[t] >= 0) {
-                append_token(&p, (uint64_t)t);
+                count = count_together(call->args, t, end);
+                append_some(&p, (uint64_t)t, count);
             }
+            t += count;
         }
     }
     sim_stats_add(call->args->stats, &p.stats);

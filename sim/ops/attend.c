@@ -19,7 +19,8 @@
 #include "tile.h"
 
 #define CHUNK_TILES (NBL_CHUNK_TOKENS / SIM_TILE)
-#define SLOPE_MAX 65536.0f                   /* NUM 5.1 */
+#define ROWS_STEP 32u      /* rows that go through a tile together: their logits stay in the first-level cache */
+#define SLOPE_MAX 65536.0f /* NUM 5.1 */
 #define SPLIT_BYTES_MAX (UINT64_C(32) << 20) /* of chunk states kept in the workspace */
 
 /* Sizes of a call, from its bounds; the same for workspace_size and attend. */
@@ -65,8 +66,8 @@ typedef struct scratch {
     int32_t *words;   /* of sim_rows */
     int32_t *offsets; /* of sim_rows */
     int8_t *q;        /* [rows][k_dim] */
-    float *x;         /* [rows][128] */
-    uint8_t *p;       /* [rows][128] */
+    float *x;         /* [ROWS_STEP][128] */
+    uint8_t *p;       /* [ROWS_STEP][128] */
     float *o;         /* [rows][v_dim] of the chunk */
     float *total_o;   /* [rows][v_dim] of the chunks before */
     sim_float_scratch fp;
@@ -114,7 +115,7 @@ static uint64_t scratch_bytes(const plan *p)
     uint64_t rows = p->block_rows;
     return aligned(sizeof(scratch)) + aligned((uint64_t)SIM_TILE * p->k_dim) + aligned((uint64_t)SIM_TILE * p->v_dim) +
            2u * aligned(rows * p->k_dim) + aligned(rows * p->k_dim / SIM_BLOCK * sizeof(int32_t)) +
-           aligned(rows * SIM_TILE * sizeof(float)) + aligned(rows * SIM_TILE) +
+           aligned(ROWS_STEP * SIM_TILE * sizeof(float)) + aligned(ROWS_STEP * SIM_TILE) +
            2u * aligned(rows * p->v_dim * sizeof(float)) +
            aligned(sim_float_scratch_bytes(p->k_dim, p->v_dim, p->block_rows));
 }
@@ -192,8 +193,8 @@ static scratch *scratch_of(const call *c, uint32_t thread)
     s->q = carve(&at, (uint64_t)p->block_rows * p->k_dim);
     s->words = carve(&at, (uint64_t)p->block_rows * p->k_dim);
     s->offsets = carve(&at, (uint64_t)p->block_rows * p->k_dim / SIM_BLOCK * sizeof(int32_t));
-    s->x = carve(&at, (uint64_t)p->block_rows * SIM_TILE * sizeof(float));
-    s->p = carve(&at, (uint64_t)p->block_rows * SIM_TILE);
+    s->x = carve(&at, (uint64_t)ROWS_STEP * SIM_TILE * sizeof(float));
+    s->p = carve(&at, (uint64_t)ROWS_STEP * SIM_TILE);
     s->o = carve(&at, (uint64_t)p->block_rows * p->v_dim * sizeof(float));
     s->total_o = carve(&at, (uint64_t)p->block_rows * p->v_dim * sizeof(float));
     sim_float_scratch_init(&s->fp, at, p->k_dim, p->v_dim, p->block_rows);
@@ -413,14 +414,14 @@ static void scale_floats(float *x, uint32_t count, float factor)
     }
 }
 
-/* Softmax of one row of the tile; 1 if the tile adds something, with P at p and its weight at b. */
-static int row_softmax(item *it, uint32_t index, int64_t start, const uint64_t visible[2], uint8_t *p, float *b)
+/* Softmax of one row of the tile, from its logits x; 1 if the tile adds something, with P at p and its weight at b. */
+static int row_softmax(item *it, uint32_t index, int64_t start, const uint64_t visible[2], float *x, uint8_t *p,
+                       float *b)
 {
     const call *c = it->call;
     scratch *s = it->scratch;
     row *r = &it->row[index];
     float a[SIM_TILE];
-    float *x = s->x + (uint64_t)index * SIM_TILE;
     float *o = s->o + (uint64_t)index * c->plan.v_dim;
     sim_row_tile view = {x,
                          alibi_exponents(it, r, start, a),
@@ -449,6 +450,16 @@ static int row_softmax(item *it, uint32_t index, int64_t start, const uint64_t v
     return 1;
 }
 
+/* The rows of a step. */
+static sim_rows rows_from(const item *it, uint32_t first)
+{
+    const scratch *s = it->scratch;
+    uint32_t dim = it->call->plan.k_dim;
+    sim_rows rows = {it->rows - first < ROWS_STEP ? it->rows - first : ROWS_STEP, dim, s->words + first * dim / 4u,
+                     s->offsets + first * dim / SIM_BLOCK, s->q + (uint64_t)first * dim};
+    return rows;
+}
+
 /* Queries of the item's rows, once for all its tiles. */
 static void item_queries(item *it)
 {
@@ -470,7 +481,11 @@ static void item_queries(item *it)
         memset(s->tile.exponent, 0, sizeof s->tile.exponent);
         return;
     }
-    sim_rows_pack(s->q, it->rows, c->plan.k_dim, s->words, s->offsets);
+    for (uint32_t first = 0; first < it->rows; first += ROWS_STEP) {
+        sim_rows rows = rows_from(it, first);
+        sim_rows_pack(rows.codes, rows.count, rows.dim, s->words + first * rows.dim / 4u,
+                      s->offsets + first * rows.dim / SIM_BLOCK);
+    }
 }
 
 /* Few rows take their dot products from the stored codes, many from a decoded tile. */
@@ -480,23 +495,30 @@ static int use_codes(const item *it, const sim_coded *coded)
     return coded->uniform && it->rows <= isa->coded_rows && (isa->coded_formats >> coded->group[0].format & 1u) != 0;
 }
 
-/* Logits of all rows, and what V's exponents say. */
-static void tile_qk(item *it)
+/* Decodes K unless the dot products take the codes. */
+static void tile_k(item *it)
 {
     const sim_isa *isa = it->call->device->isa;
     scratch *s = it->scratch;
-    sim_rows rows = {it->rows, it->call->plan.k_dim, s->words, s->offsets};
     s->tile.groups = s->k.count;
-    if (use_codes(it, &s->k)) {
-        isa->coded_qk(&s->k, &rows, s->x);
-        return;
-    }
-    for (uint32_t g = 0; g < s->k.count; ++g) {
+    for (uint32_t g = 0; !use_codes(it, &s->k) && g < s->k.count; ++g) {
         isa->decode_k(&s->k.group[g], s->tile.k + (uint64_t)g * SIM_GROUP * s->tile.k_dim,
                       s->tile.unit + g * SIM_GROUP);
         sim_prefetch(s->k.ahead[g], s->k.ahead_bytes);
     }
-    isa->dot_qk(&s->tile, &rows, s->x);
+}
+
+/* Logits of the rows of a step. */
+static void tile_qk(item *it, uint32_t first)
+{
+    const sim_isa *isa = it->call->device->isa;
+    scratch *s = it->scratch;
+    sim_rows rows = rows_from(it, first);
+    if (use_codes(it, &s->k)) {
+        isa->coded_qk(&s->k, &rows, s->x);
+    } else {
+        isa->dot_qk(&s->tile, &rows, s->x);
+    }
 }
 
 /* What the softmax needs of V; decodes it too if that is the way. */
@@ -558,17 +580,34 @@ static void item_float_tile(item *it, uint32_t index, uint64_t (*visible)[2])
     sim_float_load_v(&c->fp, &s->fp, &it->source, index, &s->tile);
     for (uint32_t i = 0; i < it->rows; ++i) {
         if ((visible[i][0] | visible[i][1]) != 0) {
-            sim_float_dot_qk(&c->fp, &s->fp, &s->tile, i, s->x + (uint64_t)i * SIM_TILE);
-            row_softmax(it, i, (int64_t)index * SIM_TILE, visible[i], NULL, &b);
+            sim_float_dot_qk(&c->fp, &s->fp, &s->tile, i, s->x);
+            row_softmax(it, i, (int64_t)index * SIM_TILE, visible[i], s->x, NULL, &b);
             sim_float_dot_pv(&c->fp, &s->fp, &s->tile, i, s->o + (uint64_t)i * c->plan.v_dim);
         }
     }
 }
 
+/* A tile for the rows of a step. */
+static void step_tile(item *it, uint32_t first, int64_t start, uint64_t (*visible)[2])
+{
+    scratch *s = it->scratch;
+    uint32_t count = it->rows - first < ROWS_STEP ? it->rows - first : ROWS_STEP;
+    float *o[ROWS_STEP];
+    float b[ROWS_STEP];
+    uint32_t active = 0;
+    tile_qk(it, first);
+    for (uint32_t i = 0; i < count; ++i) {
+        const uint64_t *seen = visible[first + i];
+        if ((seen[0] | seen[1]) != 0 && row_softmax(it, first + i, start, seen, s->x + (uint64_t)i * SIM_TILE,
+                                                    s->p + (uint64_t)active * SIM_TILE, &b[active])) {
+            o[active++] = s->o + (uint64_t)(first + i) * it->call->plan.v_dim;
+        }
+    }
+    tile_pv(it, o, b, active);
+}
+
 static void item_tile(item *it, uint32_t index)
 {
-    const call *c = it->call;
-    scratch *s = it->scratch;
     int64_t start = (int64_t)index * SIM_TILE;
     uint64_t visible[SIM_ROWS_MAX][2];
     int any = 0;
@@ -578,23 +617,16 @@ static void item_tile(item *it, uint32_t index)
     if (!any) {
         return;
     }
-    if (c->plan.is_float) {
+    if (it->call->plan.is_float) {
         item_float_tile(it, index, visible);
         return;
     }
-    float *o[SIM_ROWS_MAX];
-    float b[SIM_ROWS_MAX];
-    uint32_t active = 0;
     find_tile(it, index);
-    tile_qk(it);
+    tile_k(it);
     tile_v(it);
-    for (uint32_t i = 0; i < it->rows; ++i) {
-        if ((visible[i][0] | visible[i][1]) != 0 &&
-            row_softmax(it, i, start, visible[i], s->p + (uint64_t)active * SIM_TILE, &b[active])) {
-            o[active++] = s->o + (uint64_t)i * c->plan.v_dim;
-        }
+    for (uint32_t first = 0; first < it->rows; first += ROWS_STEP) {
+        step_tile(it, first, start, visible);
     }
-    tile_pv(it, o, b, active);
 }
 
 /* ------------------------------------------------------------------------------------------------ states and output */

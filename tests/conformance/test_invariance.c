@@ -249,7 +249,7 @@ static uint32_t run_ways(lab *l, const problem *base, const trial *oracle)
 
 static uint32_t run_devices(const problem *p, const trial *oracle, char *left_out, size_t size)
 {
-    static const char *const isas[] = {"scalar", "avx2", "avx512"};
+    static const char *const isas[] = {"scalar", "avx2", "avx512", "amx"};
     static const uint32_t threads[] = {1, 2, 3, 8};
     uint32_t runs = 0;
     for (uint32_t i = 0; i < COUNT(isas) * COUNT(threads); ++i) {

@@ -21,6 +21,7 @@ static const uint32_t groups[] = {1, 2, 3, 4, 4, 5, 7, 8, 8, 16};
 static const uint32_t formats[] = {NBL_INT8, NBL_MXFP4, NBL_INT4P, NBL_MXFP4_16}; /* the last is not for is_decode */
 static const uint32_t float_formats[] = {NBL_FORMAT_BF16, NBL_FP8_E4M3, NBL_NVFP4,
                                          NBL_FORMAT_BF16, NBL_INT8,     NBL_INT4P};
+static const uint32_t fp4_formats[] = {NBL_NVFP4, NBL_NVFP4, NBL_MXFP4, NBL_MXFP4_16}; /* of K, for NBL_Q_FP4 */
 static const uint32_t dtypes[] = {NBL_F32, NBL_F16, NBL_BF16, NBL_BF16};
 
 /* A problem and its arrays. */
@@ -43,6 +44,7 @@ typedef struct trial {
     uint32_t in_dtype;
     uint32_t out_dtype;
     uint32_t states; /* chunks asked for, 0: none */
+    bool is_fp4;     /* for the Blackwell core: K of one 4-bit float format, V fp8 */
     bool is_decode;  /* shaped for the fast decode kernels, which take only some shapes */
     bool is_prefill; /* the same for the prefill kernels */
     array *codes[REGIONS_MAX], *scales[REGIONS_MAX], *head_scales[2];
@@ -196,11 +198,12 @@ static bool pool_is_float(const trial *t)
     return any;
 }
 
-/* NIBBLE_TEST_FORMATS=float: every pool is one of the float core, but for the decode kernels' own cases. */
-static bool only_float(void)
+/* NIBBLE_TEST_FORMATS: "float" makes every pool one of the float core, but for those of the decode and prefill kernels;
+ * "fp4" makes every case one of the Blackwell core. */
+static bool only(const char *formats_named)
 {
     const char *text = getenv("NIBBLE_TEST_FORMATS");
-    return text != NULL && strcmp(text, "float") == 0;
+    return text != NULL && strcmp(text, formats_named) == 0;
 }
 
 /* NIBBLE_TEST_OPS=pages: what writes and reads pages alone, without attend: many more cases in the same time. */
@@ -213,7 +216,10 @@ static bool only_pages(void)
 static void make_pool(trial *t)
 {
     uint32_t pages_needed = 0;
-    bool is_float = !t->is_decode && !t->is_prefill && (world_below(t->w, 3) == 0 || only_float());
+    bool is_float = !t->is_decode && !t->is_prefill && (world_below(t->w, 3) == 0 || only("float"));
+    t->is_fp4 = (is_float && !only("float") && world_below(t->w, 4) == 0) || only("fp4");
+    is_float = is_float || t->is_fp4;
+    uint32_t fp4_format = world_choice(t->w, fp4_formats, COUNT(fp4_formats));
     bool k_fp16 = is_float && world_below(t->w, 4) == 0, v_fp16 = is_float && world_below(t->w, 4) == 0;
     for (uint32_t b = 0; b < t->batch; ++b) {
         pages_needed += (t->kv_len[b] + t->shape.page_tokens - 1u) / t->shape.page_tokens;
@@ -223,8 +229,8 @@ static void make_pool(trial *t)
     for (uint32_t r = 0; r < t->region_count; ++r) {
         nbl_page_layout layout = NBL_INIT(nbl_page_layout);
         nbl_error err = NBL_INIT(nbl_error);
-        t->k_format[r] = random_format(t, is_float, k_fp16);
-        t->v_format[r] = random_format(t, is_float, v_fp16);
+        t->k_format[r] = t->is_fp4 ? fp4_format : random_format(t, is_float, k_fp16);
+        t->v_format[r] = t->is_fp4 ? (uint32_t)NBL_FP8_E4M3 : random_format(t, is_float, v_fp16);
         world_expect(t->w, &t->w->sides[0],
                      t->w->api->kv_layout(&t->shape, t->k_format[r], t->v_format[r], &layout, &err), &err, "kv_layout");
         t->codes[r] = world_array(t->w, layout.code_page_bytes * t->pages * t->shape.layers);
@@ -560,7 +566,7 @@ static void do_attend(trial *t)
 {
     array *heads[2], *tree;
     nbl_attend_args a = random_mask(t, heads, &tree);
-    a.q_format = 1u + world_below(t->w, 2);
+    a.q_format = t->is_fp4 ? (uint32_t)NBL_Q_FP4 : 1u + world_below(t->w, 2);
     for (uint32_t i = 0; i < SIDES; ++i) {
         a.alibi_slopes = heads[0] != NULL ? (const float *)(const void *)heads[0]->memory[i] : NULL;
         a.sinks = heads[1] != NULL ? (const float *)(const void *)heads[1]->memory[i] : NULL;

@@ -190,6 +190,9 @@ static double cut(double x, int unit)
 static float toward_zero(double x)
 {
     float f = (float)x;
+    if (fabs(x) < 0x1p-149) {
+        return 0.0f;
+    }
     if (fabs(x) >= 0x1p128) {
         return x < 0.0 ? -INFINITY : INFINITY;
     }

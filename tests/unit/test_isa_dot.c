@@ -3,7 +3,7 @@
 #include "test_isa_support.h"
 
 static const uint32_t dims[] = {32, 64, 96, 128, 160, 576};
-static const uint32_t row_counts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, SIM_ROWS_MAX};
+static const uint32_t row_counts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 37, SIM_ROWS_MAX};
 
 /* How codes are drawn. */
 enum filling { FILL_RANDOM, FILL_HIGHEST, FILL_LOWEST, FILL_OPPOSITE, FILL_ALTERNATING, FILL_KINDS };
@@ -69,7 +69,7 @@ static void check_qk(const sim_isa *isa, uint32_t groups, uint32_t dim, uint32_t
     int8_t *q = guarded_alloc((uint64_t)rows * dim);
     int32_t *words = support_alloc((uint64_t)rows * dim);
     int32_t *offsets = support_alloc((uint64_t)rows * dim / SIM_BLOCK * sizeof *offsets);
-    sim_rows q_rows = {rows, dim, words, offsets};
+    sim_rows q_rows = {rows, dim, words, offsets, q};
     uint64_t bytes = (uint64_t)rows * SIM_TILE * sizeof(float);
     float *x = guarded_alloc(bytes);
     for (uint32_t i = 0; i < groups * SIM_GROUP * dim; i++) {
@@ -107,7 +107,7 @@ ISA_TEST(isa_dot, qk_of_extreme_codes_is_exact)
 {
     for (uint32_t filling = FILL_HIGHEST; filling < FILL_KINDS; filling++) {
         for (uint32_t groups = 1; groups <= SIM_GROUPS; groups++) {
-            check_qk(isa, groups, 576, 5, filling);
+            check_qk(isa, groups, 576, 37, filling);
         }
     }
 }
@@ -178,7 +178,7 @@ ISA_TEST(isa_dot, pv_of_extreme_codes_is_exact)
 {
     for (uint32_t filling = FILL_HIGHEST; filling < FILL_KINDS; filling++) {
         for (uint32_t groups = 1; groups <= SIM_GROUPS; groups++) {
-            check_pv(isa, groups, 576, 5, filling);
+            check_pv(isa, groups, 576, 37, filling);
         }
     }
 }

@@ -228,3 +228,24 @@ ISA_TEST(isa_rows, random_bits_are_loaded_and_stored)
         guarded_free(x, dim * sizeof *x);
     }
 }
+
+/* F4: four vectors side by side, byte by byte. */
+ISA_TEST(isa_rows, interleave_puts_four_vectors_side_by_side)
+{
+    static const uint32_t counts[] = {16, 48, 64, 576};
+    uint64_t seed = 97;
+    for (uint32_t i = 0; i < COUNT(counts); i++) {
+        const uint64_t apart = 640;
+        uint8_t *from = guarded_alloc(3u * apart + counts[i]);
+        uint8_t *to = guarded_alloc(4u * (uint64_t)counts[i]);
+        for (uint64_t at = 0; at < 3u * apart + counts[i]; at++) {
+            from[at] = (uint8_t)random_index(&seed, 256);
+        }
+        isa->row->interleave(from, apart, counts[i], to);
+        for (uint32_t at = 0; at < 4u * counts[i]; at++) {
+            cr_assert_eq(to[at], from[at % 4u * apart + at / 4u], "%u bytes each, byte %u", counts[i], at);
+        }
+        guarded_free(from, 3u * apart + counts[i]);
+        guarded_free(to, 4u * (uint64_t)counts[i]);
+    }
+}

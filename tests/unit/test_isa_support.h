@@ -29,7 +29,8 @@ void guarded_free(void *memory, uint64_t bytes);
 #define ISA_TESTS(suite, check)       \
     ISA_TEST_OF(suite, check, scalar) \
     ISA_TEST_OF(suite, check, avx2)   \
-    ISA_TEST_OF(suite, check, avx512)
+    ISA_TEST_OF(suite, check, avx512) \
+    ISA_TEST_OF(suite, check, amx)
 #endif
 
 /** Defines check(isa) as one test of a suite for each table. */

@@ -490,7 +490,7 @@ typedef struct nbl_device_options {
     NBL_HEADER;
     uint32_t ordinal;
     uint32_t threads;    /**< sim: team size, 0 = CPUs this process may use; NIBBLE_SIM_THREADS goes before it */
-    const char *isa;     /**< sim: "scalar", "avx2" or "avx512"; NULL = best; NIBBLE_SIM_ISA goes before it */
+    const char *isa;     /**< sim: a value of NIBBLE_SIM_ISA; NULL = best; NIBBLE_SIM_ISA goes before it */
     const char *profile; /**< sim: the GPU whose arithmetic the float core has, "sm_80", "sm_89", "sm_90", "sm_100" or
                               "sm_120" (NUM 6.2); NULL = "sm_90"; NIBBLE_SIM_PROFILE goes before it */
 } nbl_device_options;

@@ -9,6 +9,7 @@
 #include "../attend.h"
 #include "../ptx/ptx.cuh"
 #include "../tile/block16.cuh"
+#include "../tile/fp4_query.cuh"
 #include "exp2grid.h"
 #include "float_format.h"
 #include "rowsum.h"
@@ -277,7 +278,36 @@ static __device__ void finish_float_row(const attend_params &p, const float (&x)
     p.queries[row] = query;
 }
 
-/* One row by its team. All threads of the block call it. */
+/* The row as the Blackwell core wants it (NUM 7.1, 7.4); all threads of the block call it. */
+static __device__ void finish_fp4_row(const attend_params &p, float (&x)[BLOCK16], uint64_t row, uint32_t team,
+                                      uint32_t b, uint32_t *slot, bool active, uint32_t sequence, uint32_t kv_head,
+                                      const block16_centering &centering)
+{
+    uint8_t *to = (uint8_t *)p.codes + row * p.k_dim_padded;
+    fp4_block block;
+    if (p.fp4_format == NBL_NVFP4) {
+        fp4_quantize_nvfp4(x, team, b, slot, &block);
+    } else {
+        fp4_quantize_mxfp4(x, p.fp4_format, team, b, slot, &block);
+    }
+    if (active) {
+        fp4_store_block(to, p.k_dim_padded, p.fp4_format, b, block);
+    }
+    __syncthreads();
+    if (!active || b != 0) {
+        return;
+    }
+    const float unit = nbl_pow2(block.row_exponent - nbl_log2_of(p.k_hadamard));
+    cuda_query query = {p.c * nbl_head_scale(p.pages.k_scale, kv_head) * unit, 0.0f, 0, (int32_t)sequence};
+    if (centering.codes != NULL && p.kv_len[sequence] > 0) {
+        query.offset = fp4_center_dot(to, p.k_dim_padded, p.fp4_format, p.k_dim, centering.codes) *
+                       nbl_pow2(nbl_e8m0_decode_slot(*centering.exponent)) * (p.c * unit);
+    }
+    p.queries[row] = query;
+}
+
+/* One row by its team; IS_FP4: for the Blackwell core. All threads of the block call it. */
+template <bool IS_FP4>
 static __device__ void prepare_row(const attend_params &p, uint32_t row, bool active, uint32_t team, uint32_t b,
                                    uint32_t *slot)
 {
@@ -291,6 +321,10 @@ static __device__ void prepare_row(const attend_params &p, uint32_t row, bool ac
     float x[BLOCK16];
     uint32_t words[4], center[4];
     load(p, token, head, active, b, centering, x);
+    if (IS_FP4) {
+        finish_fp4_row(p, x, row, team, b, slot, active, sequence, head / p.group_rows, centering);
+        return;
+    }
     if (p.is_float) {
         finish_float_row(p, x, row, b, active, sequence, head / p.group_rows, centering);
         return;
@@ -324,7 +358,7 @@ static __device__ void prepare_row(const attend_params &p, uint32_t row, bool ac
     }
 }
 
-static __device__ void prepare_rows(const attend_params &p, uint32_t block, uint32_t *slots)
+template <bool IS_FP4> static __device__ void prepare_rows(const attend_params &p, uint32_t block, uint32_t *slots)
 {
     uint32_t team = p.k_dim_padded / BLOCK16;
     uint32_t vectors = THREADS / team;
@@ -333,11 +367,12 @@ static __device__ void prepare_rows(const attend_params &p, uint32_t block, uint
     uint32_t rows = p.q_tokens * p.q_heads; /* below 2^31 */
     for (uint32_t i = 0; i < ROWS_PER_TEAM; ++i) {
         uint32_t row = (block * ROWS_PER_TEAM + i) * vectors + place;
-        prepare_row(p, row, place < vectors && row < rows, team, b, &slots[min(place, vectors - 1u)]);
+        prepare_row<IS_FP4>(p, row, place < vectors && row < rows, team, b, &slots[min(place, vectors - 1u)]);
     }
 }
 
-static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_PROCESSOR)
+template <bool IS_FP4>
+static __global__ void __launch_bounds__(THREADS, IS_FP4 ? 1 : BLOCKS_PER_PROCESSOR)
     prepare_kernel(const __grid_constant__ attend_params p)
 {
     __shared__ uint32_t slots[VECTORS_MAX];
@@ -345,7 +380,7 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_PROCESSOR)
     if (blockIdx.x < p.batch) {
         check_sequence(p, blockIdx.x);
     } else {
-        prepare_rows(p, blockIdx.x - p.batch, slots);
+        prepare_rows<IS_FP4>(p, blockIdx.x - p.batch, slots);
     }
 }
 
@@ -353,12 +388,17 @@ extern "C" cudaError_t nbl_cuda_attend_prepare(const attend_params *p, cudaStrea
 {
     uint64_t vectors = THREADS * BLOCK16 / p->k_dim_padded * ROWS_PER_TEAM;
     uint64_t rows = (uint64_t)p->q_tokens * p->q_heads;
-    prepare_kernel<<<(uint32_t)(p->batch + (rows + vectors - 1u) / vectors), THREADS, 0, stream>>>(*p);
+    uint32_t blocks = (uint32_t)(p->batch + (rows + vectors - 1u) / vectors);
+    if (p->fp4_format != NBL_FORMAT_NONE) {
+        prepare_kernel<true><<<blocks, THREADS, 0, stream>>>(*p);
+    } else {
+        prepare_kernel<false><<<blocks, THREADS, 0, stream>>>(*p);
+    }
     return cudaGetLastError();
 }
 
 extern "C" cudaError_t nbl_cuda_probe(void)
 {
     cudaFuncAttributes attributes;
-    return cudaFuncGetAttributes(&attributes, prepare_kernel);
+    return cudaFuncGetAttributes(&attributes, prepare_kernel<false>);
 }

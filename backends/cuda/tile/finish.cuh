@@ -99,29 +99,41 @@ CUDA_DEVICE finish_target finish_target_of(const attend_params *p, uint32_t toke
     return to;
 }
 
-/** Writes the state of the n-th chunk to the state tensors (NUM 5.6). */
-template <uint32_t V>
-CUDA_DEVICE void finish_state(const attend_params *p, uint32_t n, uint32_t token, uint32_t q_head,
-                              const nbl_state_head &head, const float (&o)[V])
+/** Writes the head of the n-th chunk's state to the state tensor, by the block's first threads (NUM 5.6). */
+CUDA_DEVICE void finish_state_head(const attend_params *p, uint32_t n, uint32_t token, uint32_t q_head,
+                                   const nbl_state_head &head)
 {
     const cuda_tensor *heads = &p->state_head;
-    const cuda_tensor *os = &p->state_o;
-    uint8_t *head_at = heads->data + (int64_t)n * heads->stride[0] + (int64_t)token * heads->stride[1] +
-                       (int64_t)q_head * heads->stride[2];
-    uint8_t *o_at =
-        os->data + (int64_t)n * os->stride[0] + (int64_t)token * os->stride[1] + (int64_t)q_head * os->stride[2];
+    uint8_t *at = heads->data + (int64_t)n * heads->stride[0] + (int64_t)token * heads->stride[1] +
+                  (int64_t)q_head * heads->stride[2];
     if (threadIdx.x < CUDA_STATE_HEAD_FLOATS) {
         float value = threadIdx.x == 0   ? head.base
                       : threadIdx.x == 1 ? head.sum
                       : threadIdx.x == 2 ? head.offset
                                          : 0.0f;
-        *(float *)(void *)(head_at + (int64_t)threadIdx.x * heads->stride[3]) = value;
+        *(float *)(void *)(at + (int64_t)threadIdx.x * heads->stride[3]) = value;
     }
+}
+
+/** Element 0 of O of the n-th chunk's state in its tensor. */
+CUDA_DEVICE uint8_t *finish_state_o(const attend_params *p, uint32_t n, uint32_t token, uint32_t q_head)
+{
+    const cuda_tensor *os = &p->state_o;
+    return os->data + (int64_t)n * os->stride[0] + (int64_t)token * os->stride[1] + (int64_t)q_head * os->stride[2];
+}
+
+/** Writes the state of the n-th chunk to the state tensors (NUM 5.6). */
+template <uint32_t V>
+CUDA_DEVICE void finish_state(const attend_params *p, uint32_t n, uint32_t token, uint32_t q_head,
+                              const nbl_state_head &head, const float (&o)[V])
+{
+    uint8_t *at = finish_state_o(p, n, token, q_head);
+    finish_state_head(p, n, token, q_head, head);
 #pragma unroll
     for (uint32_t i = 0; i < V; ++i) {
         uint32_t d = threadIdx.x + i * FINISH_THREADS;
         if (d < p->v_dim) {
-            *(float *)(void *)(o_at + (int64_t)d * os->stride[3]) = o[i];
+            *(float *)(void *)(at + (int64_t)d * p->state_o.stride[3]) = o[i];
         }
     }
 }
