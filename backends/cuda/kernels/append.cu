@@ -28,8 +28,8 @@ struct append_shared {
     quad_lists lists[GROUPS_MAX];
     float reciprocals[RECIPROCALS];
     block_stats total;
-    block16_centering centering; /* of the block's sequence */
-    bool one_sequence;           /* of all tokens of the block */
+    bool one_sequence;    /* of all tokens of the block: there are tables of it */
+    bool is_center_large; /* and its centre is */
 };
 
 /* Dynamic shared memory: the tables of K, or the staged rows of V; then the input slots. */
@@ -94,6 +94,11 @@ static __device__ void find_places(const append_params &p, const append_work &w,
     }
 }
 
+static __device__ bool center_is_large(const block16_centering &c)
+{
+    return c.codes != NULL && nbl_e8m0_decode_slot(*c.exponent) > CENTER_SMALL_EXPONENT;
+}
+
 /* After find_places and a barrier: lists of V, tables of K. */
 static __device__ void prepare(const append_params &p, const append_work &w, append_shared *s)
 {
@@ -114,7 +119,7 @@ static __device__ void prepare(const append_params &p, const append_work &w, app
         }
         if (threadIdx.x == 0) {
             s->one_sequence = one;
-            s->centering = c;
+            s->is_center_large = one && center_is_large(c);
         }
     }
 }
@@ -123,11 +128,6 @@ static __device__ void prepare(const append_params &p, const append_work &w, app
 static __device__ const uint8_t *row_of(const append_work &w, uint32_t t)
 {
     return w.in.data + (int64_t)(w.first + t) * w.in.stride[0] + (int64_t)w.head * w.in.stride[1];
-}
-
-static __device__ bool center_is_large(const block16_centering &c)
-{
-    return c.codes != NULL && nbl_e8m0_decode_slot(*c.exponent) > CENTER_SMALL_EXPONENT;
 }
 
 /* Centre and shifts of the lane's token where the block has several sequences; else none. */
@@ -304,10 +304,10 @@ static __device__ void transform(const append_work &w, const append_usual &u, co
     }
 }
 
-/* A pass of the warp: one vector of each team. is_center_large: of all its tokens. */
+/* A pass of the warp: one vector of each team. */
 template <uint32_t FAMILY, uint32_t STEPS>
 static __device__ void append_pass(const append_params &p, const append_work &w, append_shared *s,
-                                   const append_usual &u, uint8_t *slots, bool is_center_large)
+                                   const append_usual &u, uint8_t *slots)
 {
     float x[VECTOR32];
     codes32 q;
@@ -319,7 +319,7 @@ static __device__ void append_pass(const append_params &p, const append_work &w,
     const uint8_t *slot = slots + threadIdx.x % WARP_LANES * slot_bytes(w.in.dtype);
     transform<STEPS, false>(w, u, slot, own, x, NULL);
     range32 range = range32_of(x, w.team);
-    bool careful = range.vector >= nbl_bits_of(CAREFUL_FROM) || is_center_large || center_is_large(own);
+    bool careful = range.vector >= nbl_bits_of(CAREFUL_FROM) || s->is_center_large || center_is_large(own);
     if (__any_sync(FULL_WARP, careful)) {
         block16_counts counts = {0, 0, 0};
         transform<STEPS, true>(w, u, slot, own, x, &counts);
@@ -331,7 +331,7 @@ static __device__ void append_pass(const append_params &p, const append_work &w,
     bool is_settled = w.has_tables || own.codes != NULL;
     range.sign[0] = is_settled ? 1.0f : u.halves.sign[0];
     range.sign[1] = is_settled ? 1.0f : u.halves.sign[1];
-    quantize32<FAMILY, false>(x, range, w.team, at.format, w.rule, s->reciprocals, p.stats != NULL, &q);
+    quantize32<FAMILY, QUANTIZE_MANY>(x, range, w.team, at.format, w.rule, s->reciprocals, p.stats != NULL, &q);
     halves32_regroup(u.halves, at.format, &q);
     store_usual<FAMILY>(w, s, u, at, slots, token, active, q);
     if (p.stats != NULL) {
@@ -354,7 +354,6 @@ static __device__ void append_usual_all(const append_params &p, append_shared *s
     append_usual u = usual_of(p, w);
     uint32_t pass_slots = THREADS * slot_bytes(w.in.dtype);
     uint8_t *slots = u.slots;
-    bool is_center_large = w.has_tables && center_is_large(s->centering);
     for (uint32_t i = 0; i < SLOTS - 1u; ++i) {
         fetch(w, &u);
     }
@@ -364,7 +363,7 @@ static __device__ void append_usual_all(const append_params &p, append_shared *s
         fetch(w, &u);
         ptx_cp_async_wait<SLOTS - 1>();
         __syncwarp();
-        append_pass<FAMILY, STEPS>(p, w, s, u, slots, is_center_large);
+        append_pass<FAMILY, STEPS>(p, w, s, u, slots);
         slots = slots == u.slots + (SLOTS - 1u) * pass_slots ? u.slots : slots + pass_slots;
     }
 }
@@ -421,7 +420,7 @@ static __device__ void append_vectors(const append_params &p, const append_work 
         }
         careful = true;
     }
-    quantize32<FAMILY, false>(x, range, w.team, at.format, w.rule, s->reciprocals, p.stats != NULL, &q);
+    quantize32<FAMILY, QUANTIZE_ONCE>(x, range, w.team, at.format, w.rule, s->reciprocals, p.stats != NULL, &q);
     if (active) {
         write_scales<FAMILY>(at, w.team, w.team.b, q);
         if (w.kind == NBL_KIND_K) {
@@ -441,7 +440,7 @@ template <uint32_t FAMILY>
 static __device__ __forceinline__ void append_general_all(const append_params &p, const append_work &w,
                                                           append_shared *s)
 {
-    bool careful = w.has_tables && center_is_large(s->centering);
+    bool careful = s->is_center_large;
     uint32_t warp = threadIdx.x / WARP_LANES;
     uint32_t step = min(GROUP_TOKENS, WARPS * w.team.per_warp); /* tokens of a pass */
     bool in_warp = w.team.vector < w.team.per_warp && warp * w.team.per_warp < step;
@@ -483,7 +482,11 @@ static __device__ void append_usual_of(const append_params &p, uint32_t hadamard
 /* Blocks of a multiprocessor: as many as leave the registers that the kernel needs. */
 static constexpr uint32_t blocks_of(uint32_t family, uint32_t way)
 {
-    return way == WAY_GENERAL ? 2u : family == FAMILY_ANY ? 3u : 4u - BLOCKS_FEWER;
+    return (way == WAY_GENERAL        ? 2u + BLOCKS_FEWER
+            : family == FAMILY_ANY    ? 3u
+            : family == FAMILY_INT8   ? 5u
+                                      : 4u) -
+           BLOCKS_FEWER;
 }
 
 template <uint32_t FAMILY, uint32_t WAY>
@@ -494,7 +497,7 @@ static __global__ void __launch_bounds__(THREADS, blocks_of(FAMILY, WAY))
     append_work w = work_of(p, blockIdx.y);
     if (threadIdx.x == 0) {
         s.total = block_stats{0, 0, 0, 0, 0};
-        s.one_sequence = false;
+        s.one_sequence = s.is_center_large = false;
     }
     reciprocals_fill(s.reciprocals);
     find_places(p, w, &s);

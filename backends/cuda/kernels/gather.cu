@@ -120,10 +120,14 @@ static __device__ void add_center(const gather_work &w, const channel_tables *ta
                                   uint32_t block, float *x)
 {
     if (tables != NULL) {
-        const float *center = &tables->center[block / 2u * CHANNEL_STRIDE + block % 2u * BLOCK16];
+        const float4 *center = channels16(tables->center, block);
 #pragma unroll
-        for (uint32_t i = 0; i < BLOCK16; ++i) {
-            x[i] += center[i];
+        for (uint32_t i = 0; i < BLOCK16 / 4u; ++i) {
+            float4 c = center[i];
+            x[4u * i] += c.x;
+            x[4u * i + 1u] += c.y;
+            x[4u * i + 2u] += c.z;
+            x[4u * i + 3u] += c.w;
         }
     } else if (own.codes != NULL) {
         float unit = nbl_pow2(nbl_e8m0_decode_slot(*own.exponent));
@@ -141,10 +145,14 @@ static __device__ void rescale(const gather_work &w, const channel_tables *table
                                uint32_t block, float scale, float *x)
 {
     if (tables != NULL) {
-        const float *factor = &tables->factor[block / 2u * CHANNEL_STRIDE + block % 2u * BLOCK16];
+        const float4 *factor = channels16(tables->factor, block);
 #pragma unroll
-        for (uint32_t i = 0; i < BLOCK16; ++i) {
-            x[i] = nbl_fma(x[i], factor[i] * scale, 0.0f);
+        for (uint32_t i = 0; i < BLOCK16 / 4u; ++i) {
+            float4 f = factor[i];
+            x[4u * i] = nbl_fma(x[4u * i], f.x * scale, 0.0f);
+            x[4u * i + 1u] = nbl_fma(x[4u * i + 1u], f.y * scale, 0.0f);
+            x[4u * i + 2u] = nbl_fma(x[4u * i + 2u], f.z * scale, 0.0f);
+            x[4u * i + 3u] = nbl_fma(x[4u * i + 3u], f.w * scale, 0.0f);
         }
         return;
     }

@@ -159,7 +159,7 @@ static __device__ void transcode_vectors(const pages_params &p, const transcode_
         x[i] = w.team.b * VECTOR32 + i < w.dim ? x[i] : 0.0f;
     }
     range32 range = range32_of(x, w.team);
-    quantize32<FAMILY, true>(x, range, w.team, w.to_format, w.rule, s->reciprocals, p.stats != NULL, &q);
+    quantize32<FAMILY, QUANTIZE_CODES>(x, range, w.team, w.to_format, w.rule, s->reciprocals, p.stats != NULL, &q);
     write_codes<FAMILY>(w, s, l, q);
     if (p.stats != NULL) {
         block_stats_add(&s->total, q, range, w.team, w.to_format, l.active);

@@ -259,8 +259,15 @@ CUDA_DEVICE uint32_t int4p_block(const float (&x)[BLOCK16], float amax, float un
     return multiplier;
 }
 
-/** int4p (NUM 3.5). counts: saturated elements are to be counted. EXACT: elements are codes times one power of two. */
-template <bool EXACT>
+/** How a caller of quantize32 is. */
+enum quantize_mode {
+    QUANTIZE_MANY, /**< vector after vector */
+    QUANTIZE_ONCE, /**< code that runs once: shorter, although it takes longer */
+    QUANTIZE_CODES /**< vector after vector of stored codes times one power of two */
+};
+
+/** int4p (NUM 3.5). counts: saturated elements are to be counted. */
+template <uint32_t MODE>
 CUDA_DEVICE void quantize32_int4p(const float (&x)[VECTOR32], const range32 &range, const float *reciprocals,
                                   bool counts, codes32 *out)
 {
@@ -268,16 +275,26 @@ CUDA_DEVICE void quantize32_int4p(const float (&x)[VECTOR32], const range32 &ran
     float unit = nbl_pow2(-e), of_unit = nbl_pow2(e);
     out->exponent[0] = out->exponent[1] = e;
     out->saturated = 0;
-#pragma unroll
+#pragma unroll MODE == QUANTIZE_ONCE ? 1 : 2
     for (uint32_t half = 0; half < 2u; ++half) {
         float block[BLOCK16];
+        uint32_t words[2];
+        bool is_first = half == 0;
 #pragma unroll
         for (uint32_t i = 0; i < BLOCK16; ++i) {
-            block[i] = x[BLOCK16 * half + i];
+            block[i] = is_first ? x[i] : x[BLOCK16 + i];
         }
-        float sign = range.sign[half];
-        out->multiplier[half] = int4p_block<EXACT>(block, range.half[half] * unit, sign * unit, sign * of_unit,
-                                                   reciprocals, counts, &out->words[2u * half], &out->saturated);
+        float sign = is_first ? range.sign[0] : range.sign[1];
+        float amax = is_first ? range.half[0] : range.half[1];
+        uint32_t multiplier =
+            int4p_block<MODE == QUANTIZE_CODES>(block, amax * unit, sign * unit, sign * of_unit, reciprocals, counts,
+                                                words, &out->saturated);
+        out->words[0] = is_first ? words[0] : out->words[0];
+        out->words[1] = is_first ? words[1] : out->words[1];
+        out->multiplier[0] = is_first ? multiplier : out->multiplier[0];
+        out->words[2] = words[0];
+        out->words[3] = words[1];
+        out->multiplier[1] = multiplier;
     }
 }
 
@@ -409,9 +426,8 @@ static inline uint32_t family_of(const cuda_pages *pages)
     return int4p && mxfp4 ? FAMILY_ANY : int4p ? FAMILY_INT4P : mxfp4 ? FAMILY_MXFP4 : FAMILY_INT8;
 }
 
-/** Quantizes the lane's elements (NUM 3.2 to 3.5); format is one of the family. EXACT: elements were decoded from a
- *  stored vector. All lanes call it. */
-template <uint32_t FAMILY, bool EXACT>
+/** Quantizes the lane's elements (NUM 3.2 to 3.5); format is one of the family. All lanes call it. */
+template <uint32_t FAMILY, uint32_t MODE>
 CUDA_DEVICE void quantize32(const float (&x)[VECTOR32], const range32 &range, const team32 &team, uint32_t format,
                             uint32_t rule, const float *reciprocals, bool counts, codes32 *out)
 {
@@ -423,7 +439,7 @@ CUDA_DEVICE void quantize32(const float (&x)[VECTOR32], const range32 &range, co
     if (FAMILY == FAMILY_INT8 || format == NBL_INT8) {
         quantize32_int8(x, range, out);
     } else if (FAMILY == FAMILY_INT4P || (FAMILY == FAMILY_ANY && format == NBL_INT4P)) {
-        quantize32_int4p<EXACT>(x, range, reciprocals, counts, out);
+        quantize32_int4p<MODE>(x, range, reciprocals, counts, out);
     } else {
         quantize32_mxfp4(x, range, counts, out);
     }

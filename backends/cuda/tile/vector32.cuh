@@ -306,6 +306,12 @@ struct channel_tables {
     uint16_t factor_bf16[NBL_DIM_PADDED_MAX / VECTOR32 * FACTOR_STRIDE]; /**< the factors again */
 };
 
+/** Entries of a table for block `block` of 16 elements. */
+CUDA_DEVICE const float4 *channels16(const float *table, uint32_t block)
+{
+    return (const float4 *)(const void *)&table[block / 2u * CHANNEL_STRIDE + block % 2u * BLOCK16];
+}
+
 /** Fills the tables by all threads of the block. sign: 1 before quantizing, -1 after reading (NUM 4.5, 4.4). */
 CUDA_DEVICE void channel_tables_fill(channel_tables *tables, const block16_centering &from, uint32_t dim, int32_t sign)
 {
@@ -537,8 +543,7 @@ CUDA_DEVICE void halves32_center(float (&x)[VECTOR32], const halves32 &h, const 
 #pragma unroll
     for (uint32_t half = 0; half < 2u; ++half) {
         uint32_t block = halves32_first(h, b) + (half << h.steps);
-        const float4 *center =
-            (const float4 *)(const void *)&tables->center[block / 2u * CHANNEL_STRIDE + block % 2u * BLOCK16];
+        const float4 *center = channels16(tables->center, block);
 #pragma unroll
         for (uint32_t i = 0; i < BLOCK16 / 4u; ++i) {
             float4 c = center[i];
