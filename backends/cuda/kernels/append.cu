@@ -8,7 +8,8 @@
  * byte is read once and a code byte written once, and the next vectors are on their way into shared memory meanwhile.
  * If all tokens are of one sequence, its centre and shifts are turned into binary32 once.
  *
- * The kernel is bound by the instructions it issues and by fetching them, so there is one for each family of formats.
+ * The kernel is bound by the instructions it issues and by fetching them, so there are instances for the recipes at
+ * head dimension 128, in which all that can be known is. What is rare is a short loop elsewhere.
  */
 #include "../ops.h"
 #include "../tile/page_tokens.cuh"
@@ -16,7 +17,7 @@
 #define THREADS 128u
 #define WARPS (THREADS / WARP_LANES)
 #define RECIPE_DIM 128u /* head dimension that has kernels of its own */
-#define SLOTS 3u /* of a lane: two passes are on their way while one is quantized */
+#define SLOTS 3u        /* of a lane: two passes are on their way while one is quantized */
 /* Inputs beyond X (NUM 3.1) show after the transforms: the largest of a run of n numbers does not get smaller by the
  * butterflies, but for rounding, nor by shifts; a centre up to X/4 takes at most that away. */
 #define CAREFUL_FROM (0.5f * NBL_INPUT_MAX)
@@ -148,19 +149,19 @@ static __device__ block16_centering own_centering(const append_params &p, const 
 
 #define NO_ROWS 31u
 
-/* What a thread fetches in a pass: chunks of 16 bytes. Rows of a power of two of them, up to 32, are fetched in the order
- * of their bytes: the lanes of a warp take neighbouring chunks, each of which belongs into the slot of the lane that
- * works on it. Of other rows a lane fetches what it works on. */
+/* What a thread fetches in a pass: chunks of 16 bytes. Rows of a power of two of them, up to 32, are fetched in the
+ * order of their bytes: the lanes of a warp take neighbouring chunks, each of which belongs into the slot of the lane
+ * that works on it. Of other rows a lane fetches what it works on. */
 struct append_fetch {
     const uint8_t *next; /* first chunk of the next pass */
     int64_t from_step;   /* bytes to the next chunk */
     int64_t pass_bytes;  /* to the next pass */
     uint32_t to;         /* place in the warp's slots */
     uint32_t to_step;
-    uint32_t chunks;     /* at most; what is left of a slot is zeros */
-    uint32_t token;      /* of the block, of the first chunk */
-    uint32_t row_shift;  /* log2 of the rows fetched side by side; NO_ROWS: all chunks are of one token */
-    uint32_t slot;       /* the next one */
+    uint32_t chunks;    /* at most; what is left of a slot is zeros */
+    uint32_t token;     /* of the block, of the first chunk */
+    uint32_t row_shift; /* log2 of the rows fetched side by side; NO_ROWS: all chunks are of one token */
+    uint32_t slot;      /* the next one */
 };
 
 /* What a thread needs for the usual way. */
@@ -251,12 +252,11 @@ static __device__ void fetch(const append_work &w, append_usual *u)
     f->slot = f->slot == SLOTS - 1u ? 0u : f->slot + 1u;
 }
 
-/* Stores the lane's block of 32 of a vector; all lanes of the warp call it. Codes of V go through the slots that they came
- * from. */
+/* Stores the lane's block of 32 of a vector; all lanes of the warp call it. Codes of V go through the slots that they
+ * came from. */
 template <uint32_t FAMILY>
 static __device__ void store_usual(const append_work &w, const append_shared *s, const append_usual &u,
-                                   const token_place &at, uint8_t *slots, uint32_t token, bool active,
-                                   const codes32 &q)
+                                   const token_place &at, uint8_t *slots, uint32_t token, bool active, const codes32 &q)
 {
     if (active) {
         write_scales<FAMILY>(at, w.team, u.place, q);
@@ -482,11 +482,7 @@ static __device__ void append_usual_of(const append_params &p, uint32_t hadamard
 /* Blocks of a multiprocessor: as many as leave the registers that the kernel needs. */
 static constexpr uint32_t blocks_of(uint32_t family, uint32_t way)
 {
-    return (way == WAY_GENERAL        ? 2u + BLOCKS_FEWER
-            : family == FAMILY_ANY    ? 3u
-            : family == FAMILY_INT8   ? 5u
-                                      : 4u) -
-           BLOCKS_FEWER;
+    return way == WAY_GENERAL ? 2u : (family == FAMILY_ANY ? 3u : 4u) - BLOCKS_FEWER;
 }
 
 template <uint32_t FAMILY, uint32_t WAY>
@@ -536,8 +532,8 @@ static bool is_usual(const cuda_tensor *in, uint32_t dim, uint32_t hadamard, boo
 static bool is_recipe(const append_params *p, uint32_t family)
 {
     bool v_is_32 = family == FAMILY_MXFP4 && p->v_hadamard == 32u;
-    return family != FAMILY_ANY && p->k_dim == RECIPE_DIM && p->v_dim == RECIPE_DIM && p->k.dtype == NBL_BF16 && p->k_hadamard == (family == FAMILY_MXFP4 ? 32u : 128u) &&
-           (v_is_32 || p->v_hadamard == 128u);
+    return family != FAMILY_ANY && p->k_dim == RECIPE_DIM && p->v_dim == RECIPE_DIM && p->k.dtype == NBL_BF16 &&
+           p->k_hadamard == (family == FAMILY_MXFP4 ? 32u : 128u) && (v_is_32 || p->v_hadamard == 128u);
 }
 
 static void (*kernel_of(const append_params *p))(const append_params)

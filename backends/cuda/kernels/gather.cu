@@ -95,10 +95,9 @@ static __device__ void prepare(const gather_params &p, const gather_work &w, gat
         int32_t sequence = s->places[0].sequence;
         bool one = sequence == s->places[w.count - 1u].sequence;
         if (one) {
-            channel_tables_fill(tables_of(w),
-                                block16_centering_of(&p.centers, (uint32_t)sequence, p.kv_heads, w.head, p.k_dim,
-                                                     p.status),
-                                w.dim, -1);
+            channel_tables_fill(
+                tables_of(w),
+                block16_centering_of(&p.centers, (uint32_t)sequence, p.kv_heads, w.head, p.k_dim, p.status), w.dim, -1);
         }
         s->one_sequence = one;
     }
@@ -139,8 +138,8 @@ static __device__ void add_center(const gather_work &w, const channel_tables *ta
     }
 }
 
-/* Scale and shifts, taken back from a half after the butterflies. Everything is a power of two, far from the ends of the
- * exponents, and so one step. Adding 0 makes a zero +0, which it is in the right order of the signs (halves32). */
+/* Scale and shifts, taken back from a half after the butterflies. Everything is a power of two, far from the ends of
+ * the exponents, and so one step. Adding 0 makes a zero +0, which it is in the right order of the signs (halves32). */
 static __device__ void rescale(const gather_work &w, const channel_tables *tables, const block16_centering &own,
                                uint32_t block, float scale, float *x)
 {
@@ -213,8 +212,8 @@ static __device__ void write_rows(const gather_work &w, const gather_shared *s, 
 }
 
 /* The lane's codes and their units, halves in the lane's order; zeros for slot -1. */
-static __device__ void read_codes(const gather_work &w, const token_place &at, const uint8_t *stage_row,
-                                  bool has_place, float (&x)[VECTOR32])
+static __device__ void read_codes(const gather_work &w, const token_place &at, const uint8_t *stage_row, bool has_place,
+                                  float (&x)[VECTOR32])
 {
     float unit[2];
     uint32_t words[VECTOR32 / 4u];

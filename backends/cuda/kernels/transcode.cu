@@ -53,9 +53,9 @@ static __device__ transcode_work work_of(const pages_params &p, const page_pair 
     w.rule = w.kind == NBL_KIND_K ? p.k_rule : p.v_rule;
     w.tokens = (uint32_t)p.token_counts[i];
     block16_part from = part_of(&p.src, (uint32_t)pair.src, p.src_code_layer_stride, p.src_scale_layer_stride,
-                     (uint32_t)p.src_pages[i], w.kind, head, w.dim);
+                                (uint32_t)p.src_pages[i], w.kind, head, w.dim);
     block16_part to = part_of(&p.dst, (uint32_t)pair.dst, p.dst_code_layer_stride, p.dst_scale_layer_stride,
-                   (uint32_t)p.dst_pages[i], w.kind, head, w.dim);
+                              (uint32_t)p.dst_pages[i], w.kind, head, w.dim);
     if (threadIdx.x == 0) {
         s->from = from;
         s->to = to;
@@ -91,8 +91,8 @@ static __device__ transcode_lane lane_of(const transcode_work &w, uint8_t *rows,
 
 /* The lane's codes as words of K, and their units. All lanes of the warp call it. The lanes of a quad read it together,
  * those without a token, too: its bytes are in the page. */
-static __device__ void read_codes(const transcode_work &w, const transcode_shared *s, const transcode_lane &l, uint32_t (&words)[VECTOR32 / 4u],
-                                  float (&unit)[2])
+static __device__ void read_codes(const transcode_work &w, const transcode_shared *s, const transcode_lane &l,
+                                  uint32_t (&words)[VECTOR32 / 4u], float (&unit)[2])
 {
     const token_place from = token_place_of(s->from, l.active || l.has_quad ? l.token : 0u);
     uint32_t row_bytes = stage_row_bytes(w.dim);
@@ -167,7 +167,8 @@ static __device__ void transcode_vectors(const pages_params &p, const transcode_
 }
 
 template <uint32_t FAMILY>
-static __global__ void __launch_bounds__(THREADS, FAMILY == FAMILY_ANY || FAMILY == FAMILY_MXFP4 ? 3u : 4u - BLOCKS_FEWER)
+static __global__ void __launch_bounds__(THREADS,
+                                         FAMILY == FAMILY_ANY || FAMILY == FAMILY_MXFP4 ? 3u : 4u - BLOCKS_FEWER)
     transcode_kernel(const __grid_constant__ pages_params p)
 {
     extern __shared__ uint4 dynamic[];

@@ -410,9 +410,9 @@ CUDA_DEVICE void halves32_regroup(const halves32 &h, uint32_t format, codes32 *q
     }
     bool is_odd = h.swaps != 0; /* keeps its second half */
     bool is_int8 = format == NBL_INT8;
-    uint32_t half[2][4] = {{q->words[0], q->words[1], q->words[2], q->words[3]},
-                           {is_int8 ? q->words[4] : q->words[2], is_int8 ? q->words[5] : q->words[3], q->words[6],
-                            q->words[7]}};
+    uint32_t half[2][4] = {
+        {q->words[0], q->words[1], q->words[2], q->words[3]},
+        {is_int8 ? q->words[4] : q->words[2], is_int8 ? q->words[5] : q->words[3], q->words[6], q->words[7]}};
     uint32_t words = __any_sync(FULL_WARP, is_int8) ? 4u : 2u;
 #pragma unroll
     for (uint32_t i = 0; i < 4u; ++i) {

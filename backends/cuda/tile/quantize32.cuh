@@ -15,9 +15,10 @@
 #include "decode4.cuh"
 #include "vector32.cuh"
 
-#define INT4P_SATURATES 7.5f                        /* rounds to 8 */
-#define INT8_SATURATES 127.5f                       /* rounds to 128 */
-#define RECIPROCALS (NBL_INT4P_MULTIPLIER_MAX + 2u) /* of 0..17; the first, of 1, and the last are never used for a code */
+#define INT4P_SATURATES 7.5f  /* rounds to 8 */
+#define INT8_SATURATES 127.5f /* rounds to 128 */
+#define RECIPROCALS \
+    (NBL_INT4P_MULTIPLIER_MAX + 2u) /* of 0..17; the first, of 1, and the last are never used for a code */
 
 /** What a lane's elements became. */
 struct codes32 {
@@ -115,7 +116,8 @@ CUDA_DEVICE void quantize32_int8(const float (&x)[VECTOR32], const range32 &rang
 
 /* ------------------------------------------------------------------------------------------------ int4p */
 
-/* The search of NUM 3.5, in units of 1 instead of 2^E, and with one rounding less per product. What differs from the rule:
+/* The search of NUM 3.5, in units of 1 instead of 2^E, and with one rounding less per product (docs/adr/0017). What
+ * differs from the rule:
  *
  * - q = RNE(x * r) without rounding the product first. It is another integer than the rule's only if x * r is within
  *   2^-19 of a tie; both neighbours then have the same squared error, up to 2^-16 of it.
@@ -129,8 +131,8 @@ CUDA_DEVICE void quantize32_int8(const float (&x)[VECTOR32], const range32 &rang
 #define INT4P_APART 0x1p-14f
 #define INT4P_ALL_ZERO 0.4f /* a block below this has codes 0 only, whatever the multiplier */
 
-/* The error for multiplier m: inverse is fl(1/m) * 2^-E (CLAMP: a 14th of it), unit m * 2^E. CLAMP: elements may be beyond 7 units; x / unit
- * is then brought into [-7, 7] as a number in [0, 1], which costs it 2^-21. */
+/* The error for multiplier m: inverse is fl(1/m) * 2^-E (CLAMP: a 14th of it), unit m * 2^E. CLAMP: elements may be
+ * beyond 7 units; x / unit is then brought into [-7, 7] as a number in [0, 1], which costs it 2^-21. */
 template <bool CLAMP> CUDA_DEVICE float int4p_error(const float *x, float inverse, float unit)
 {
     const float width = 2.0f * (float)NBL_INT4P_CODE_MAX;
@@ -286,9 +288,8 @@ CUDA_DEVICE void quantize32_int4p(const float (&x)[VECTOR32], const range32 &ran
         }
         float sign = is_first ? range.sign[0] : range.sign[1];
         float amax = is_first ? range.half[0] : range.half[1];
-        uint32_t multiplier =
-            int4p_block<MODE == QUANTIZE_CODES>(block, amax * unit, sign * unit, sign * of_unit, reciprocals, counts,
-                                                words, &out->saturated);
+        uint32_t multiplier = int4p_block<MODE == QUANTIZE_CODES>(block, amax * unit, sign * unit, sign * of_unit,
+                                                                  reciprocals, counts, words, &out->saturated);
         out->words[0] = is_first ? words[0] : out->words[0];
         out->words[1] = is_first ? words[1] : out->words[1];
         out->multiplier[0] = is_first ? multiplier : out->multiplier[0];

@@ -96,22 +96,6 @@ NBL_FN uint32_t slot_bytes(uint32_t dtype)
     return VECTOR32 * (dtype == NBL_F32 ? 4u : 2u) + 16u;
 }
 
-/** Begins to copy the first `bytes` of a lane's elements into its slot, given as a shared address; the others become 0.
- *  A multiple of 16 bytes: D is a multiple of 8 (F1). at may be read even if bytes is 0. */
-CUDA_DEVICE void vector32_fetch(const uint8_t *at, uint32_t bytes, uint32_t dtype, uint32_t slot)
-{
-#pragma unroll
-    for (uint32_t k = 0; k < VECTOR32 / 8u; ++k) {
-        ptx_cp_async_16_zfill(slot + 16u * k, at + 16u * k, 16u * k < bytes ? 16u : 0u);
-    }
-    if (dtype == NBL_F32) {
-#pragma unroll
-        for (uint32_t k = VECTOR32 / 8u; k < VECTOR32 / 4u; ++k) {
-            ptx_cp_async_16_zfill(slot + 16u * k, at + 16u * k, 16u * k < bytes ? 16u : 0u);
-        }
-    }
-}
-
 /* Sixteen-bit elements in a word, bf16 or fp16. */
 template <bool BF16> CUDA_DEVICE void halves_of_word(uint32_t word, float *x)
 {
@@ -171,8 +155,8 @@ CUDA_DEVICE void vector32_read(const cuda_tensor *t, const uint8_t *row, uint32_
     }
 }
 
-/** Sixteen elements, block `block` of their vector, as a row of the type holds them, RNE, into the slots of the vector's
- *  team. */
+/** Sixteen elements, block `block` of their vector, as a row of the type holds them, RNE, into the slots of the
+ *  vector's team. */
 CUDA_DEVICE void vector16_put(uint8_t *slots, uint32_t block, uint32_t dtype, const float *x)
 {
     uint8_t *slot = slots + block / 2u * slot_bytes(dtype);
@@ -482,8 +466,8 @@ CUDA_DEVICE void take_any(const uint4 *from, uint32_t dtype, bool has_factors, c
     }
 }
 
-/** The lane's elements out of its slot, halves in the lane's order, shifted if there are tables. BF16: that is the type;
- *  else it is dtype. */
+/** The lane's elements out of its slot, halves in the lane's order, shifted if there are tables. BF16: that is the
+ *  type; else it is dtype. */
 template <bool BF16>
 CUDA_DEVICE void halves32_take(const uint8_t *slot, uint32_t dtype, const halves32 &h, bool has_tables,
                                const channel_tables *tables, uint32_t b, float (&x)[VECTOR32])
