@@ -57,6 +57,7 @@ static const nbl_api_v1 api = {
     .snapshot_load = nbl_locked_snapshot_load,
     .policy_parse = nbl_api_policy_parse,
     .cache_stats_text = nbl_locked_cache_stats_text,
+    .append_coded = nbl_api_append_coded,
 };
 
 static nbl_status check_request(const nbl_api_request *request, nbl_error *err)

@@ -18,6 +18,7 @@ NBL_ABSENT(gather, nbl_gather_args)
 NBL_ABSENT(copy_pages, nbl_copy_pages_args)
 NBL_ABSENT(transcode, nbl_transcode_args)
 NBL_ABSENT(merge, nbl_merge_args)
+NBL_ABSENT(append_coded, nbl_append_coded_args)
 
 static nbl_status host_alloc_absent(nbl_device *device, uint64_t bytes, void **out_memory, nbl_error *err)
 {
@@ -43,6 +44,7 @@ static const nbl_backend_v1 absent_slots = {
     .merge = merge_absent,
     .host_alloc = host_alloc_absent,
     .host_free = host_free_absent,
+    .append_coded = append_coded_absent,
 };
 
 typedef void (*any_function)(void);
@@ -65,7 +67,7 @@ static const struct slot {
     NBL_REQUIRED(workspace_size), NBL_REQUIRED(memory_alloc), NBL_REQUIRED(memory_free), NBL_REQUIRED(memory_copy),
     NBL_REQUIRED(check),          NBL_OPTIONAL(append),       NBL_OPTIONAL(attend),      NBL_OPTIONAL(gather),
     NBL_OPTIONAL(copy_pages),     NBL_OPTIONAL(transcode),    NBL_OPTIONAL(merge),       NBL_OPTIONAL(host_alloc),
-    NBL_OPTIONAL(host_free),
+    NBL_OPTIONAL(host_free),      NBL_OPTIONAL(append_coded),
 };
 enum { SLOT_COUNT = sizeof slots / sizeof *slots };
 _Static_assert(offsetof(nbl_backend_v1, device_open) + SLOT_COUNT * sizeof(any_function) == sizeof(nbl_backend_v1),

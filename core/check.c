@@ -39,7 +39,8 @@ nbl_status nbl_reserved_check(const char *type_name, uint64_t value, nbl_error *
 nbl_status nbl_pointer_check(const char *field, const void *pointer, uint64_t count, uint32_t alignment, nbl_error *err)
 {
     if (pointer == NULL && count > 0)
-        return NBL_REFUSE(err, NBL_E_INVALID, "%s is NULL (needed: %" PRIu64 " entries)", field, count);
+        return NBL_REFUSE(err, NBL_E_INVALID, "%s is NULL (needed: %" PRIu64 " %s)", field, count,
+                          count == 1 ? "entry" : "entries");
     if ((uintptr_t)pointer % alignment != 0)
         return NBL_REFUSE(err, NBL_E_ALIGN, "%s is %p (needed: a multiple of %u)", field, pointer, alignment);
     return NBL_OK;
@@ -135,8 +136,10 @@ void nbl_extents_add(nbl_extents *extents, const char *field, const void *pointe
 
 static bool extents_clash(const nbl_extent *a, const nbl_extent *b)
 {
+    if (a->begin >= b->end || b->begin >= a->end || !(a->written || b->written))
+        return false;
     const bool one_pool = a->region >= 0 && b->region >= 0 && strcmp(a->prefix, b->prefix) == 0;
-    return (a->written || b->written) && !one_pool && a->begin < b->end && b->begin < a->end;
+    return !one_pool;
 }
 
 static void extent_name(const nbl_extent *extent, char *text, size_t text_bytes)

@@ -102,6 +102,7 @@ nbl_status nbl_extents_check(const nbl_extents *extents, nbl_error *err);
 
 #define NBL_DTYPES_FLOAT ((1u << NBL_F32) | (1u << NBL_F16) | (1u << NBL_BF16))
 #define NBL_DTYPES_F32 (1u << NBL_F32)
+#define NBL_DTYPES_U8 (1u << NBL_U8)
 
 /** What a tensor argument must look like. */
 typedef struct nbl_tensor_rule {
@@ -141,6 +142,8 @@ typedef struct nbl_pool_copy {
     nbl_pool pool;
     nbl_kv_shape shape;
     nbl_region regions[NBL_REGIONS_MAX];
+    nbl_extent extents[2 * NBL_REGIONS_MAX]; /**< codes and scales of the regions */
+    uint32_t extent_count;
 } nbl_pool_copy;
 
 /** Checks the values of a complete shape (ranges of nibble_types.h). */
@@ -154,6 +157,6 @@ nbl_status nbl_shape_in(nbl_kv_shape *out, const nbl_kv_shape *shape, const char
 nbl_status nbl_pool_in(nbl_pool_copy *out, const nbl_pool *pool, const char *prefix, nbl_error *err);
 
 /** Adds the code and scale bytes of all regions to extents. */
-void nbl_pool_extents(const nbl_pool_copy *copy, const char *prefix, bool written, nbl_extents *extents);
+void nbl_pool_extents(const nbl_pool_copy *copy, bool written, nbl_extents *extents);
 
 #endif

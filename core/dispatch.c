@@ -127,24 +127,34 @@ static nbl_status workspace_check(const nbl_device *device, nbl_op_desc desc, co
 nbl_status nbl_api_append(nbl_device *device, const nbl_append_args *args, nbl_error *err)
 {
     nbl_append_call call;
+    nbl_pool_copy pool;
     NBL_TRY(nbl_device_check(device, err));
-    NBL_TRY(nbl_append_in(&call, args, err));
-    NBL_TRY(workspace_check(device, nbl_append_desc(&call), &call.pool, call.args.workspace, call.args.workspace_bytes,
-                            err));
+    NBL_TRY(nbl_append_in(&call, &pool, args, err));
+    NBL_TRY(
+        workspace_check(device, nbl_append_desc(&call), &pool, call.args.workspace, call.args.workspace_bytes, err));
     if (call.tokens == 0)
         return NBL_OK;
     return device->backend->append(device->inner, &call.args, err);
 }
 
+nbl_status nbl_api_append_coded(nbl_device *device, const nbl_append_coded_args *args, nbl_error *err)
+{
+    nbl_append_coded_call call;
+    NBL_TRY(nbl_device_check(device, err));
+    NBL_TRY(nbl_append_coded_in(&call, args, err));
+    return call.tokens == 0 ? NBL_OK : device->backend->append_coded(device->inner, &call.args, err);
+}
+
 nbl_status nbl_api_attend(nbl_device *device, const nbl_attend_args *args, nbl_error *err)
 {
     nbl_attend_call call;
+    nbl_pool_copy pool;
     NBL_TRY(nbl_device_check(device, err));
-    NBL_TRY(nbl_attend_in(&call, args, err));
+    NBL_TRY(nbl_attend_in(&call, &pool, args, err));
     if (call.q_tokens == 0)
         return NBL_OK;
-    NBL_TRY(workspace_check(device, nbl_attend_desc(&call), &call.pool, call.args.workspace, call.args.workspace_bytes,
-                            err));
+    NBL_TRY(
+        workspace_check(device, nbl_attend_desc(&call), &pool, call.args.workspace, call.args.workspace_bytes, err));
     return device->backend->attend(device->inner, &call.args, err);
 }
 

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "internal.h"
@@ -13,6 +15,35 @@ static nbl_handle *oldest;
 static nbl_handle *newest;
 static uint32_t quarantined;
 
+/* The number of this process, in a page that the kernel wipes in a child, however it was made; NULL: there is none.
+ * Asking the kernel in every call costs more than the rest of the check. */
+static _Atomic(_Atomic int32_t *) id_page;
+
+static void id_page_make(void)
+{
+    const size_t bytes = (size_t)sysconf(_SC_PAGESIZE);
+    void *page = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED)
+        return;
+    /* An emulator that takes advice which does not exist would take this one too, and not follow it. */
+    if (madvise(page, bytes, -1) != 0 && madvise(page, bytes, MADV_WIPEONFORK) == 0)
+        atomic_store(&id_page, (_Atomic int32_t *)page);
+    else
+        (void)munmap(page, bytes);
+}
+
+int32_t nbl_process_id(void)
+{
+    _Atomic int32_t *page = atomic_load_explicit(&id_page, memory_order_acquire);
+    int32_t id = page != NULL ? atomic_load_explicit(page, memory_order_relaxed) : 0;
+    if (id == 0) {
+        id = (int32_t)getpid();
+        if (page != NULL)
+            atomic_store_explicit(page, id, memory_order_relaxed);
+    }
+    return id;
+}
+
 static const char *kind_name(uint32_t kind)
 {
     return kind == NBL_HANDLE_RUNTIME ? "runtime" : kind == NBL_HANDLE_DEVICE ? "device" : "cache";
@@ -23,7 +54,9 @@ void *nbl_handle_create(uint32_t kind, size_t bytes)
     nbl_handle *handle = calloc(1, bytes);
     if (!handle)
         return NULL;
-    handle->pid = (int32_t)getpid();
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    (void)pthread_once(&once, id_page_make);
+    handle->pid = nbl_process_id();
     handle->bytes = (uint32_t)bytes;
     atomic_store(&handle->kind, kind);
     return handle;
@@ -38,7 +71,7 @@ nbl_status nbl_handle_check(const void *handle, uint32_t kind, nbl_error *err)
     if (found != kind)
         return nbl_fail(err, NBL_E_STATE, NBL_ORIGIN_HOST, 0, "%s handle is %s", kind_name(kind),
                         found == NBL_HANDLE_DEAD ? "destroyed" : "of another kind");
-    const int32_t pid = (int32_t)getpid();
+    const int32_t pid = nbl_process_id();
     if (head->pid != pid)
         return nbl_fail(err, NBL_E_FORKED, NBL_ORIGIN_HOST, 0,
                         "%s created in process %d, used in its fork %d; create the runtime after fork", kind_name(kind),

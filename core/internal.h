@@ -90,6 +90,9 @@ typedef struct nbl_handle {
     struct nbl_handle *next; /**< in the queue of dead ones */
 } nbl_handle;
 
+/** Number of this process, as getpid gives it, without a system call. */
+int32_t nbl_process_id(void);
+
 /** Creates a zeroed handle of bytes (its nbl_handle included); NULL when there is no memory. */
 void *nbl_handle_create(uint32_t kind, size_t bytes);
 
@@ -160,6 +163,7 @@ nbl_status nbl_api_gather(nbl_device *device, const nbl_gather_args *args, nbl_e
 nbl_status nbl_api_copy_pages(nbl_device *device, const nbl_copy_pages_args *args, nbl_error *err);
 nbl_status nbl_api_transcode(nbl_device *device, const nbl_transcode_args *args, nbl_error *err);
 nbl_status nbl_api_merge(nbl_device *device, const nbl_merge_args *args, nbl_error *err);
+nbl_status nbl_api_append_coded(nbl_device *device, const nbl_append_coded_args *args, nbl_error *err);
 
 /* cache/policy.c */
 nbl_status nbl_api_recipe_parse(const char *name, uint32_t k_dim, uint32_t v_dim, nbl_recipe *out_recipe,

@@ -7,12 +7,26 @@
 
 #include "num/layout.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
 #define LAYERS_MAX 65536u
 #define KV_HEADS_MAX 65536u
 #define PREFIX_BYTES 48u
+
+/* Names a part of a pool, for refusals; nothing while err is NULL, since every call passes here. */
+__attribute__((format(printf, 3, 4))) static const char *name_of(char text[PREFIX_BYTES], const nbl_error *err,
+                                                                 const char *format, ...)
+{
+    va_list arguments;
+    text[0] = '\0';
+    va_start(arguments, format);
+    if (err != NULL)
+        (void)vsnprintf(text, PREFIX_BYTES, format, arguments);
+    va_end(arguments);
+    return text;
+}
 
 static nbl_status dim_check(const char *prefix, const char *field, uint32_t dim, uint32_t dim_max, nbl_error *err)
 {
@@ -210,7 +224,7 @@ static nbl_status scales_check(const nbl_pool_copy *copy, const char *prefix, nb
     } scales[] = {{"k_scale", copy->pool.k_scale}, {"v_scale", copy->pool.v_scale}};
     for (size_t i = 0; i < sizeof scales / sizeof scales[0]; ++i) {
         char text[PREFIX_BYTES];
-        snprintf(text, sizeof text, "%s%s", prefix, scales[i].field);
+        name_of(text, err, "%s%s", prefix, scales[i].field);
         if (scales[i].scale != NULL && !nbl_layout_pool_is_float(&copy->pool))
             return NBL_REFUSE(err, NBL_E_INVALID, "%s is %p (allowed: NULL, in a pool without a float format)", text,
                               (const void *)scales[i].scale);
@@ -221,7 +235,7 @@ static nbl_status scales_check(const nbl_pool_copy *copy, const char *prefix, nb
 
 /* ------------------------------------------------------------------------------------------------ pools */
 
-nbl_status nbl_pool_in(nbl_pool_copy *out, const nbl_pool *pool, const char *prefix, nbl_error *err)
+static nbl_status pool_check(nbl_pool_copy *out, const nbl_pool *pool, const char *prefix, nbl_error *err)
 {
     char text[PREFIX_BYTES];
     uint64_t next_page = 0;
@@ -230,17 +244,16 @@ nbl_status nbl_pool_in(nbl_pool_copy *out, const nbl_pool *pool, const char *pre
     NBL_TRY(NBL_STRUCT_IN(nbl_pool, &out->pool, pool, err));
     NBL_TRY(nbl_flags_check(out->pool.flags, 0, "nbl_pool", err));
     NBL_TRY(nbl_reserved_check("nbl_pool", out->pool.reserved, err));
-    snprintf(text, sizeof text, "%sshape.", prefix);
-    NBL_TRY(nbl_shape_in(&out->shape, out->pool.shape, text, err));
+    NBL_TRY(nbl_shape_in(&out->shape, out->pool.shape, name_of(text, err, "%sshape.", prefix), err));
     NBL_TRY(nbl_value_check(prefix, "region_count", out->pool.region_count, 1, NBL_REGIONS_MAX, err));
-    snprintf(text, sizeof text, "%sregions", prefix);
-    NBL_TRY(nbl_pointer_check(text, out->pool.regions, out->pool.region_count, (uint32_t) _Alignof(nbl_region), err));
+    NBL_TRY(nbl_pointer_check(name_of(text, err, "%sregions", prefix), out->pool.regions, out->pool.region_count,
+                              (uint32_t) _Alignof(nbl_region), err));
     memcpy(out->regions, out->pool.regions, out->pool.region_count * sizeof(nbl_region));
     out->pool.shape = &out->shape;
     out->pool.regions = out->regions;
     for (uint32_t i = 0; i < out->pool.region_count; ++i) {
-        snprintf(text, sizeof text, "%sregions[%u].", prefix, i);
-        NBL_TRY(region_check(&out->regions[i], &out->shape, text, next_page, err));
+        NBL_TRY(region_check(&out->regions[i], &out->shape, name_of(text, err, "%sregions[%u].", prefix, i), next_page,
+                             err));
         next_page = (uint64_t)out->regions[i].first_page + out->regions[i].page_count;
         region_settle(&out->regions[i], &out->shape);
     }
@@ -249,20 +262,42 @@ nbl_status nbl_pool_in(nbl_pool_copy *out, const nbl_pool *pool, const char *pre
     return families_check(out, prefix, err);
 }
 
-static void family_add(const family *f, const char *prefix, const char *field, uint32_t region, bool written,
-                       nbl_extents *extents)
+static void family_add(nbl_pool_copy *copy, const family *f, const char *prefix, const char *field, uint32_t region)
 {
-    extents->items[extents->count++] = (nbl_extent){
-        prefix, field, (int32_t)region, written, (uintptr_t)f->begin, (uintptr_t)(f->begin + family_span(f))};
+    if (f->block_bytes != 0)
+        copy->extents[copy->extent_count++] = (nbl_extent){.prefix = prefix,
+                                                           .field = field,
+                                                           .region = (int32_t)region,
+                                                           .begin = (uintptr_t)f->begin,
+                                                           .end = (uintptr_t)(f->begin + family_span(f))};
 }
 
-void nbl_pool_extents(const nbl_pool_copy *copy, const char *prefix, bool written, nbl_extents *extents)
+static void extents_make(nbl_pool_copy *copy, const char *prefix)
 {
+    copy->extent_count = 0;
     for (uint32_t i = 0; i < copy->pool.region_count; ++i) {
         const family codes = family_codes(&copy->regions[i], &copy->shape);
         const family scales = family_scales(&copy->regions[i], &copy->shape);
-        family_add(&codes, prefix, "codes", i, written, extents);
-        if (scales.block_bytes != 0)
-            family_add(&scales, prefix, "scales", i, written, extents);
+        family_add(copy, &codes, prefix, "codes", i);
+        family_add(copy, &scales, prefix, "scales", i);
+    }
+}
+
+/* Looks once without words, and again for the words if something is wrong. */
+nbl_status nbl_pool_in(nbl_pool_copy *out, const nbl_pool *pool, const char *prefix, nbl_error *err)
+{
+    const nbl_status status = pool_check(out, pool, prefix, NULL);
+    if (status != NBL_OK)
+        return err == NULL ? status : pool_check(out, pool, prefix, err);
+    extents_make(out, prefix);
+    return NBL_OK;
+}
+
+void nbl_pool_extents(const nbl_pool_copy *copy, bool written, nbl_extents *extents)
+{
+    for (uint32_t i = 0; i < copy->extent_count; ++i) {
+        nbl_extent *extent = &extents->items[extents->count++];
+        *extent = copy->extents[i];
+        extent->written = written;
     }
 }

@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "env.h"
 #include "internal.h"
@@ -223,7 +222,7 @@ nbl_status nbl_api_runtime_destroy(nbl_runtime *runtime, nbl_error *err)
 /* A backend may not survive a fork once it has looked at a device, whoever opened it. */
 static nbl_status check_process(nbl_instance *instance, nbl_error *err)
 {
-    const int32_t pid = (int32_t)getpid();
+    const int32_t pid = nbl_process_id();
     int32_t first = 0;
     if (atomic_compare_exchange_strong(&instance->device_pid, &first, pid) || first == pid)
         return NBL_OK;

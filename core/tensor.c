@@ -13,6 +13,7 @@ uint32_t nbl_dtype_bytes(uint32_t dtype)
     case NBL_F32: return 4u;
     case NBL_F16:
     case NBL_BF16: return 2u;
+    case NBL_U8: return 1u;
     default: return 0u;
     }
 }
@@ -41,7 +42,9 @@ static nbl_status dtype_check(const nbl_tensor *tensor, const nbl_tensor_rule *r
     if (nbl_dtype_bytes(tensor->dtype) != 0 && (rule->dtypes >> tensor->dtype & 1u) != 0)
         return NBL_OK;
     return NBL_REFUSE(err, NBL_E_INVALID, "%s.dtype is %u (allowed: %s)", rule->name, tensor->dtype,
-                      rule->dtypes == NBL_DTYPES_F32 ? "1 f32" : "1 f32, 2 f16, 3 bf16");
+                      rule->dtypes == NBL_DTYPES_F32  ? "1 f32"
+                      : rule->dtypes == NBL_DTYPES_U8 ? "4 u8"
+                                                      : "1 f32, 2 f16, 3 bf16");
 }
 
 /* Also gives the number of elements, which may be zero. */

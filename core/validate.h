@@ -13,14 +13,20 @@
 #include "check.h"
 
 typedef struct nbl_append_call {
-    nbl_append_args args; /**< args.pool points to pool.pool */
-    nbl_pool_copy pool;
+    nbl_append_args args; /**< args.pool points to pool->pool */
+    const nbl_pool_copy *pool;
     uint64_t tokens; /**< T */
 } nbl_append_call;
 
-typedef struct nbl_attend_call {
-    nbl_attend_args args;
+typedef struct nbl_append_coded_call {
+    nbl_append_coded_args args;
     nbl_pool_copy pool;
+    uint64_t tokens;
+} nbl_append_coded_call;
+
+typedef struct nbl_attend_call {
+    nbl_attend_args args; /**< args.pool points to pool->pool */
+    const nbl_pool_copy *pool;
     uint64_t q_tokens; /**< Tq */
 } nbl_attend_call;
 
@@ -52,11 +58,22 @@ typedef struct nbl_desc_copy {
     nbl_kv_shape shape;
 } nbl_desc_copy;
 
-/** Checks append (nbl_append_args). */
-nbl_status nbl_append_in(nbl_append_call *call, const nbl_append_args *args, nbl_error *err);
+/** Checks append (nbl_append_args); copies its pool into *pool, which call->pool points to. */
+nbl_status nbl_append_in(nbl_append_call *call, nbl_pool_copy *pool, const nbl_append_args *args, nbl_error *err);
 
-/** Checks attend (nbl_attend_args). */
-nbl_status nbl_attend_in(nbl_attend_call *call, const nbl_attend_args *args, nbl_error *err);
+/** Checks append_coded (nbl_append_coded_args). */
+nbl_status nbl_append_coded_in(nbl_append_coded_call *call, const nbl_append_coded_args *args, nbl_error *err);
+
+/** Checks append over a pool that nbl_pool_in has accepted before; args->pool is not looked at. */
+nbl_status nbl_append_over(nbl_append_call *call, const nbl_pool_copy *pool, const nbl_append_args *args,
+                           nbl_error *err);
+
+/** Checks attend (nbl_attend_args), as nbl_append_in does. */
+nbl_status nbl_attend_in(nbl_attend_call *call, nbl_pool_copy *pool, const nbl_attend_args *args, nbl_error *err);
+
+/** Checks attend over a pool that nbl_pool_in has accepted before, as nbl_append_over does. */
+nbl_status nbl_attend_over(nbl_attend_call *call, const nbl_pool_copy *pool, const nbl_attend_args *args,
+                           nbl_error *err);
 
 /** Checks gather (nbl_gather_args). */
 nbl_status nbl_gather_in(nbl_gather_call *call, const nbl_gather_args *args, nbl_error *err);

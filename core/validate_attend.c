@@ -44,8 +44,11 @@ static nbl_status range_check(const nbl_attend_args *a, nbl_error *err)
 
 static nbl_status tree_check(const nbl_attend_args *a, nbl_error *err)
 {
+    if (a->tree_mask == NULL && a->tree_mask_stride == 0)
+        return NBL_OK;
     if (a->tree_mask == NULL)
-        return nbl_value_check("", "tree_mask_stride", a->tree_mask_stride, 0, 0, err);
+        return NBL_REFUSE(err, NBL_E_INVALID, "tree_mask_stride is %u (allowed without tree_mask: 0)",
+                          a->tree_mask_stride);
     if ((a->flags & WINDOW_FLAGS) != 0)
         return NBL_REFUSE(err, NBL_E_INVALID,
                           "tree_mask with window flags %u (allowed: 0; slots of a tree are not positions)",
@@ -60,7 +63,7 @@ static nbl_status tree_check(const nbl_attend_args *a, nbl_error *err)
 /* The Blackwell core takes one format of K and fp8 V (NUM 7). */
 static nbl_status fp4_check(const nbl_attend_call *call, nbl_error *err)
 {
-    const nbl_pool *pool = &call->pool.pool;
+    const nbl_pool *pool = &call->pool->pool;
     for (uint32_t i = 0; call->args.q_format == NBL_Q_FP4 && i < pool->region_count; ++i) {
         const nbl_region *region = &pool->regions[i];
         if (!nbl_layout_is_fp4(region->k_format, region->v_format) || region->k_format != pool->regions[0].k_format)
@@ -77,16 +80,16 @@ static nbl_status scalars_check(const nbl_attend_call *call, nbl_error *err)
 {
     const nbl_attend_args *a = &call->args;
     NBL_TRY(nbl_flags_check(a->flags, NBL_ATTEND_FLAGS_ALL, "nbl_attend_args", err));
-    NBL_TRY(nbl_index_check("layer", a->layer, call->pool.shape.layers, err));
+    NBL_TRY(nbl_index_check("layer", a->layer, call->pool->shape.layers, err));
     NBL_TRY(nbl_value_check("", "q_format", a->q_format, NBL_Q_DEFAULT, NBL_Q_FP4, err));
     NBL_TRY(fp4_check(call, err));
-    if (a->q_heads == 0 || a->q_heads % call->pool.shape.kv_heads != 0)
+    if (a->q_heads == 0 || a->q_heads % call->pool->shape.kv_heads != 0)
         return NBL_REFUSE(err, NBL_E_INVALID, "q_heads is %u (allowed: multiples of kv_heads %u, from %u)", a->q_heads,
-                          call->pool.shape.kv_heads, call->pool.shape.kv_heads);
+                          call->pool->shape.kv_heads, call->pool->shape.kv_heads);
     NBL_TRY(nbl_value_check("", "kv_len_max", a->kv_len_max, 0, NBL_KV_TOKENS_MAX, err));
     NBL_TRY(float_check("sm_scale", a->sm_scale, SM_SCALE_MIN, SM_SCALE_MAX, err));
     NBL_TRY(float_check("soft_cap", a->soft_cap, SOFT_CAP_MIN, SOFT_CAP_MAX, err));
-    if (a->soft_cap != 0.0f && (call->pool.shape.centering & NBL_CENTERING_MEAN) != 0)
+    if (a->soft_cap != 0.0f && (call->pool->shape.centering & NBL_CENTERING_MEAN) != 0)
         return NBL_REFUSE(err, NBL_E_INVALID,
                           "soft_cap is %g with NBL_CENTERING_MEAN (allowed: 0; the centre would not cancel)",
                           (double)a->soft_cap);
@@ -108,7 +111,8 @@ static nbl_status bounds_check(const nbl_attend_call *call, nbl_error *err)
         return NBL_REFUSE(err, NBL_E_INVALID,
                           "q.shape[0] is %" PRIu64 " (allowed: at most batch %u times q_len_max %u)", rows, a->batch,
                           a->q_len_max);
-    const uint64_t pages = ((uint64_t)a->kv_len_max + call->pool.shape.page_tokens - 1u) / call->pool.shape.page_tokens;
+    const uint64_t pages =
+        ((uint64_t)a->kv_len_max + call->pool->shape.page_tokens - 1u) / call->pool->shape.page_tokens;
     return nbl_value_check("", "page_table_stride", a->page_table_stride, a->batch > 0 ? pages : 0u, UINT32_MAX, err);
 }
 
@@ -143,7 +147,7 @@ static nbl_status states_in(nbl_attend_call *call, nbl_extents *extents, nbl_err
                                .axes = "[N, Tq, Hq, Dv]",
                                .dtypes = NBL_DTYPES_F32,
                                .rank = 4,
-                               .shape = {chunks, call->q_tokens, a->q_heads, call->pool.shape.v_dim},
+                               .shape = {chunks, call->q_tokens, a->q_heads, call->pool->shape.v_dim},
                                .written = true};
     NBL_TRY(nbl_tensor_in(&a->state_head, &head, extents, err));
     return nbl_tensor_in(&a->state_o, &o, extents, err);
@@ -157,13 +161,13 @@ static nbl_status tensors_in(nbl_attend_call *call, nbl_extents *extents, nbl_er
                                .axes = "[Tq, Hq, Dk]",
                                .dtypes = NBL_DTYPES_FLOAT,
                                .rank = 3,
-                               .shape = {call->q_tokens, a->q_heads, call->pool.shape.k_dim},
+                               .shape = {call->q_tokens, a->q_heads, call->pool->shape.k_dim},
                                .required = true};
     const nbl_tensor_rule o = {.name = "o",
                                .axes = "[Tq, Hq, Dv]",
                                .dtypes = NBL_DTYPES_FLOAT,
                                .rank = 3,
-                               .shape = {call->q_tokens, a->q_heads, call->pool.shape.v_dim},
+                               .shape = {call->q_tokens, a->q_heads, call->pool->shape.v_dim},
                                .written = true};
     const nbl_tensor_rule lse = {.name = "lse",
                                  .axes = "[Tq, Hq]",
@@ -205,25 +209,39 @@ static nbl_status arrays_check(const nbl_attend_call *call, nbl_extents *extents
                                   sizeof(uint32_t), err));
         nbl_extents_add(extents, arrays[i].name, arrays[i].pointer, arrays[i].count, sizeof(uint32_t), false);
     }
-    if (call->pool.shape.centering != 0 && batch > 0)
-        NBL_TRY(nbl_centers_check(&a->centers, a->batch, &call->pool.shape, false, extents, err));
+    if (call->pool->shape.centering != 0 && batch > 0)
+        NBL_TRY(nbl_centers_check(&a->centers, a->batch, &call->pool->shape, false, extents, err));
     return NBL_OK;
 }
 
-nbl_status nbl_attend_in(nbl_attend_call *call, const nbl_attend_args *args, nbl_error *err)
+/* Everything but the struct itself and its pool. */
+static nbl_status attend_check(nbl_attend_call *call, const nbl_pool_copy *pool, nbl_error *err)
 {
     nbl_extents extents = {.count = 0};
     nbl_attend_args *a = &call->args;
-    NBL_TRY(NBL_STRUCT_IN(nbl_attend_args, a, args, err));
-    NBL_TRY(nbl_pool_in(&call->pool, a->pool, "pool.", err));
-    a->pool = &call->pool.pool;
+    call->pool = pool;
+    a->pool = &pool->pool;
     NBL_TRY(scalars_check(call, err));
     NBL_TRY(tensors_in(call, &extents, err));
     NBL_TRY(bounds_check(call, err));
     NBL_TRY(arrays_check(call, &extents, err));
     nbl_extents_add(&extents, "workspace", a->workspace, a->workspace_bytes, 1, true);
-    nbl_pool_extents(&call->pool, "pool.", false, &extents);
+    nbl_pool_extents(pool, false, &extents);
     return nbl_extents_check(&extents, err);
+}
+
+nbl_status nbl_attend_in(nbl_attend_call *call, nbl_pool_copy *pool, const nbl_attend_args *args, nbl_error *err)
+{
+    NBL_TRY(NBL_STRUCT_IN(nbl_attend_args, &call->args, args, err));
+    NBL_TRY(nbl_pool_in(pool, call->args.pool, "pool.", err));
+    return attend_check(call, pool, err);
+}
+
+nbl_status nbl_attend_over(nbl_attend_call *call, const nbl_pool_copy *pool, const nbl_attend_args *args,
+                           nbl_error *err)
+{
+    NBL_TRY(NBL_STRUCT_IN(nbl_attend_args, &call->args, args, err));
+    return attend_check(call, pool, err);
 }
 
 static uint32_t features_of(const nbl_attend_args *a)
@@ -245,10 +263,10 @@ nbl_op_desc nbl_attend_desc(const nbl_attend_call *call)
 {
     const nbl_attend_args *a = &call->args;
     nbl_op_desc desc = NBL_INIT(nbl_op_desc);
-    desc.shape = &call->pool.shape;
+    desc.shape = &call->pool->shape;
     desc.op = NBL_OP_ATTEND;
-    desc.k_format = call->pool.regions[0].k_format;
-    desc.v_format = call->pool.regions[0].v_format;
+    desc.k_format = call->pool->regions[0].k_format;
+    desc.v_format = call->pool->regions[0].v_format;
     desc.q_format = a->q_format;
     desc.q_heads = a->q_heads;
     desc.in_dtype = a->q.dtype;

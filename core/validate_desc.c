@@ -56,7 +56,7 @@ nbl_status nbl_desc_in(nbl_desc_copy *copy, const nbl_op_desc *desc, nbl_error *
     nbl_op_desc *d = &copy->desc;
     NBL_TRY(NBL_STRUCT_IN(nbl_op_desc, d, desc, err));
     NBL_TRY(nbl_flags_check(d->flags, 0, "nbl_op_desc", err));
-    NBL_TRY(nbl_value_check("", "op", d->op, NBL_OP_APPEND, NBL_OP_MERGE, err));
+    NBL_TRY(nbl_value_check("", "op", d->op, NBL_OP_APPEND, NBL_OP_APPEND_CODED, err));
     NBL_TRY(nbl_shape_in(&copy->shape, d->shape, "shape.", err));
     d->shape = &copy->shape;
     NBL_TRY(formats_check(d, err));

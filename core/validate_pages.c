@@ -48,9 +48,9 @@ static nbl_status pools_in(nbl_pool_copy *src, const nbl_pool *src_pool, nbl_poo
     NBL_TRY(nbl_pool_in(src, src_pool, "src_pool.", err));
     NBL_TRY(nbl_pool_in(dst, dst_pool, "dst_pool.", err));
     NBL_TRY(shapes_match(&src->shape, &dst->shape, err));
-    nbl_pool_extents(dst, "dst_pool.", true, extents);
+    nbl_pool_extents(dst, true, extents);
     if (!pools_same(src, dst))
-        nbl_pool_extents(src, "src_pool.", false, extents);
+        nbl_pool_extents(src, false, extents);
     return NBL_OK;
 }
 

@@ -9,11 +9,13 @@
 #define NVFP4_PEAK 168.0f             /* 448 * 6 = 2688, over 2^4 */
 #define NVFP4_PEAK_LOG2 4
 
-/* Codes and group scales of a stored vector. */
+/* Elements and group scales of a stored vector. */
 static void unpack(const nbl_vector *v, sim_fp4_vector *out)
 {
     uint32_t padded = nbl_layout_dim_padded(v->dim);
-    memcpy(out->codes, v->codes, padded);
+    for (uint32_t d = 0; d < padded; ++d) {
+        out->halves[d] = (int8_t)nbl_e2m1_half_units(v->codes[d]);
+    }
     for (uint32_t g = 0; g < padded / GROUP; ++g) {
         uint8_t byte = v->scales[g * GROUP / nbl_layout_block_dim(v->format, v->dim)];
         nbl_mma_scale scale;
@@ -49,16 +51,16 @@ float sim_fp4_center_dot(const sim_fp4_vector *q, const int8_t *mu, uint32_t dim
     float sums[NBL_PARTIAL_SUMS] = {0};
     for (uint32_t d = 0; d < dim; ++d) {
         const int16_t *scale = q->scales[d / GROUP];
-        float value = (float)(nbl_e2m1_half_units(q->codes[d]) * scale[0]) * 0.0625f * nbl_pow2(scale[1]);
+        float value = (float)(q->halves[d] * scale[0]) * 0.0625f * nbl_pow2(scale[1]);
         sums[d % NBL_PARTIAL_SUMS] = nbl_fma(value, (float)mu[d], sums[d % NBL_PARTIAL_SUMS]);
     }
     return nbl_sum_tree(sums);
 }
 
-/* Places of a vector's codes and scales. */
-static uint8_t *codes_at(sim_float_array a, uint32_t vector, uint32_t k_dim)
+/* Places of a vector's elements and scales. */
+static int8_t *halves_at(sim_float_array a, uint32_t vector, uint32_t k_dim)
 {
-    return (uint8_t *)a.significand + (uint64_t)vector * k_dim;
+    return (int8_t *)(void *)a.significand + (uint64_t)vector * k_dim;
 }
 
 static int16_t *scales_at(sim_float_array a, uint32_t vector, uint32_t k_dim)
@@ -68,7 +70,7 @@ static int16_t *scales_at(sim_float_array a, uint32_t vector, uint32_t k_dim)
 
 static void put_vector(sim_float_array a, uint32_t at, const sim_fp4_vector *v, uint32_t k_dim)
 {
-    memcpy(codes_at(a, at, k_dim), v->codes, k_dim);
+    memcpy(halves_at(a, at, k_dim), v->halves, k_dim);
     memcpy(scales_at(a, at, k_dim), v->scales, k_dim / GROUP * sizeof v->scales[0]);
 }
 
@@ -90,33 +92,49 @@ void sim_fp4_load_k(sim_float_scratch *s, const sim_source *source, uint32_t fir
     }
 }
 
-/* One step's codes and scales; past the end of the vector there are zeros. */
-typedef struct operand {
-    uint8_t codes[STEP];
-    nbl_mma_scale scales[NBL_MMA_GROUPS];
-} operand;
-
-static void take_step(sim_float_array a, uint32_t vector, uint32_t k_dim, uint32_t first, operand *out)
+/* Scales of a step's groups. */
+static void take_scales(const int16_t *scales, uint32_t groups, nbl_mma_scale *out)
 {
-    const uint8_t *codes = codes_at(a, vector, k_dim) + first;
-    const int16_t *scales = scales_at(a, vector, k_dim) + first / GROUP * 2u;
-    memset(out, 0, sizeof *out);
-    memcpy(out->codes, codes, k_dim - first < STEP ? k_dim - first : STEP);
-    for (uint32_t g = 0; g < NBL_MMA_GROUPS && first + g * GROUP < k_dim; ++g) {
-        out->scales[g].eighths = scales[2u * g];
-        out->scales[g].exponent = scales[2u * g + 1u];
+    for (uint32_t g = 0; g < groups; ++g) {
+        out[g].eighths = scales[2u * g];
+        out[g].exponent = scales[2u * g + 1u];
+    }
+}
+
+static nbl_mma_group multiply_group(const int8_t *a, const int8_t *b)
+{
+    int32_t sum = 0, any = 0;
+    for (uint32_t k = 0; k < GROUP; ++k) {
+        int32_t p = a[k] * b[k];
+        sum += p;
+        any |= p;
+    }
+    nbl_mma_group out = {sum, any == 0};
+    return out;
+}
+
+/* One step of a row with every token; groups past the end of the vector are zeros. */
+static void dot_step(const sim_float_scratch *s, uint32_t row, uint32_t tokens, uint32_t k_dim, uint32_t first,
+                     float *x)
+{
+    const uint32_t groups = k_dim - first < STEP ? (k_dim - first) / GROUP : NBL_MMA_GROUPS;
+    const int8_t *q = halves_at(s->q, row, k_dim) + first;
+    nbl_mma_group sums[NBL_MMA_GROUPS] = {{0, 1}, {0, 1}, {0, 1}, {0, 1}};
+    nbl_mma_scale q_scales[NBL_MMA_GROUPS] = {{0, 0, 0}}, k_scales[NBL_MMA_GROUPS] = {{0, 0, 0}};
+    take_scales(scales_at(s->q, row, k_dim) + first / GROUP * 2u, groups, q_scales);
+    for (uint32_t t = 0; t < tokens; ++t) {
+        const int8_t *k = halves_at(s->k, t, k_dim) + first;
+        take_scales(scales_at(s->k, t, k_dim) + first / GROUP * 2u, groups, k_scales);
+        for (uint32_t g = 0; g < groups; ++g) {
+            sums[g] = multiply_group(q + g * GROUP, k + g * GROUP);
+        }
+        x[t] = nbl_float_of(nbl_mma_step_of_groups(sums, q_scales, k_scales, nbl_bits_of(x[t])));
     }
 }
 
 void sim_fp4_dot(const sim_float_scratch *s, uint32_t row, uint32_t tokens, uint32_t k_dim, float *x)
 {
     for (uint32_t first = 0; first < k_dim; first += STEP) {
-        operand q;
-        take_step(s->q, row, k_dim, first, &q);
-        for (uint32_t t = 0; t < tokens; ++t) {
-            operand k;
-            take_step(s->k, t, k_dim, first, &k);
-            x[t] = nbl_float_of(nbl_mma_step_groups(q.codes, k.codes, q.scales, k.scales, nbl_bits_of(x[t])));
-        }
+        dot_step(s, row, tokens, k_dim, first, x);
     }
 }

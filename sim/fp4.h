@@ -3,8 +3,9 @@
  * @file fp4.h
  * @brief Q K^T of the Blackwell core (NUM 7): E2M1 codes and block scales, summed as a block-scaled MMA sums them.
  *
- * In the scratch of float.h, q and k hold the codes of a vector as bytes where the significands are, [vector][k_dim],
- * and its scales where the exponents are, [vector][k_dim / 16][2]: eighths and exponent of each group of 16.
+ * In the scratch of float.h, q and k hold a vector's elements, doubled, as bytes where the significands are,
+ * [vector][k_dim], and its scales where the exponents are, [vector][k_dim / 16][2]: eighths and exponent of each group
+ * of 16.
  */
 #ifndef SIM_FP4_H
 #define SIM_FP4_H
@@ -13,7 +14,7 @@
 
 /** A vector ready for the MMA, outside the scratch. */
 typedef struct sim_fp4_vector {
-    uint8_t codes[NBL_DIM_PADDED_MAX];
+    int8_t halves[NBL_DIM_PADDED_MAX]; /**< elements, doubled */
     int16_t scales[NBL_DIM_PADDED_MAX / NBL_MMA_GROUP_TERMS][2];
 } sim_fp4_vector;
 

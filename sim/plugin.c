@@ -229,6 +229,7 @@ static const nbl_backend_v1 table = {
     .copy_pages = sim_copy_pages,
     .transcode = sim_transcode,
     .merge = sim_merge,
+    .append_coded = sim_append_coded,
 };
 
 /** Entry of the plugin; see nbl_backend_entry_v1_fn. */

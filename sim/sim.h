@@ -49,6 +49,7 @@ void sim_free(void *memory);
 nbl_status sim_supports(nbl_device *device, const nbl_op_desc *op, nbl_error *err);
 nbl_status sim_workspace_size(nbl_device *device, const nbl_op_desc *op, uint64_t *out_bytes, nbl_error *err);
 nbl_status sim_append(nbl_device *device, const nbl_append_args *args, nbl_error *err);
+nbl_status sim_append_coded(nbl_device *device, const nbl_append_coded_args *args, nbl_error *err);
 nbl_status sim_attend(nbl_device *device, const nbl_attend_args *args, nbl_error *err);
 /** Working memory of attend that a thread needs at most. */
 uint64_t sim_attend_scratch_bytes(void);

@@ -22,17 +22,15 @@ static uint32_t tokens_in_group(const sim_source *source, uint32_t first)
     return left < SIM_GROUP ? left : SIM_GROUP;
 }
 
-/* The group inside its page, where page_tokens is a multiple of 32: full groups have the layout of sim_group. */
-static sim_group group_in_page(const sim_source *source, uint32_t first, enum nbl_kind kind)
+/* The group at `offset` of a page, where page_tokens is a multiple of 32: full groups have the layout of sim_group. */
+static sim_group group_in_page(const sim_part *part, uint32_t offset)
 {
-    sim_part part = part_of(source, first, kind);
-    uint32_t offset = first % part.page_tokens;
     sim_group group;
-    group.format = part.format;
-    group.dim = part.dim;
-    group.codes = part.codes + (uint64_t)offset * nbl_layout_code_bytes(part.format, part.dim);
-    group.scales = part.scales + offset;
-    group.plane_stride = part.page_tokens;
+    group.format = part->format;
+    group.dim = part->dim;
+    group.codes = part->codes + (uint64_t)offset * nbl_layout_code_bytes(part->format, part->dim);
+    group.scales = part->scales + offset;
+    group.plane_stride = part->page_tokens;
     return group;
 }
 
@@ -128,11 +126,15 @@ static uint32_t groups_in_tile(const sim_source *source, uint32_t index)
     return left >= SIM_TILE ? SIM_GROUPS : (left + SIM_GROUP - 1u) / SIM_GROUP;
 }
 
-/* Asks for the scales of a group; unlike its codes, no dot product does. */
-static void prefetch_scales(const sim_group *group)
+/* Asks for the scales of some groups side by side; unlike their codes, no dot product does. */
+static void prefetch_scales(const sim_group *group, uint32_t groups)
 {
-    for (uint32_t plane = 0; plane < nbl_layout_scale_planes(group->format, group->dim); ++plane) {
-        __builtin_prefetch(group->scales + plane * group->plane_stride);
+    const uint32_t planes = nbl_layout_scale_planes(group->format, group->dim);
+    const uint8_t *scales = group->scales;
+    for (uint32_t plane = 0; plane < planes; ++plane, scales += group->plane_stride) {
+        for (uint32_t t = 0; t < groups * SIM_GROUP; t += SIM_CACHE_LINE) {
+            __builtin_prefetch(scales + t);
+        }
     }
 }
 
@@ -140,18 +142,17 @@ static void prefetch_scales(const sim_group *group)
 static void find_in_pages(const sim_source *source, uint32_t start, uint32_t count, enum nbl_kind kind,
                           sim_group *groups)
 {
-    uint32_t page_tokens = source->pool->shape->page_tokens;
-    for (uint32_t g = 0; g < count;) {
-        uint32_t offset = (start + g * SIM_GROUP) % page_tokens;
-        sim_group group = group_in_page(source, start + g * SIM_GROUP, kind);
-        uint32_t bytes = SIM_GROUP * nbl_layout_code_bytes(group.format, group.dim);
-        for (; g < count && offset < page_tokens; ++g, offset += SIM_GROUP) {
-            groups[g].format = group.format;
-            groups[g].dim = group.dim;
-            groups[g].codes = group.codes;
-            groups[g].scales = group.scales;
-            groups[g].plane_stride = group.plane_stride;
-            prefetch_scales(&group);
+    const uint32_t page_tokens = source->pool->shape->page_tokens;
+    uint32_t offset = start % page_tokens;
+    for (uint32_t g = 0; g < count; offset = 0) {
+        const uint32_t left = (page_tokens - offset) / SIM_GROUP;
+        const uint32_t here = left < count - g ? left : count - g;
+        const sim_part part = part_of(source, start + g * SIM_GROUP, kind);
+        const uint32_t bytes = SIM_GROUP * nbl_layout_code_bytes(part.format, part.dim);
+        sim_group group = group_in_page(&part, offset);
+        prefetch_scales(&group, here);
+        for (const uint32_t end = g + here; g < end; ++g) {
+            groups[g] = group;
             group.codes += bytes;
             group.scales += SIM_GROUP;
         }

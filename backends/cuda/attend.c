@@ -6,6 +6,7 @@
 #include "cuda_plugin.h"
 
 #include "exp2grid.h"
+#include "kernels/tensor.h"
 
 #include <fenv.h>
 #include <math.h>
@@ -30,7 +31,7 @@ static nbl_status check_core(const nbl_device *device, const nbl_kv_shape *shape
 
 nbl_status cuda_supports(nbl_device *device, const nbl_op_desc *op, nbl_error *err)
 {
-    if (op->op < NBL_OP_APPEND || op->op > NBL_OP_MERGE) {
+    if (op->op < NBL_OP_APPEND || op->op > NBL_OP_APPEND_CODED) {
         return cuda_fail(err, NBL_E_UNSUPPORTED, "cuda: op %u is unknown", op->op);
     }
     if (op->features & ~NBL_FEATURES_ALL) {
@@ -222,8 +223,15 @@ typedef cudaError_t attend_kernel(const attend_params *p, cudaStream_t stream);
 /* The kernel of a call. A prefill with enough rows for the device is not split, unless states are wanted. */
 static attend_kernel *choose_kernel(attend_params *p, const attend_bounds *b)
 {
+    if (p->fp4_format != NBL_FORMAT_NONE && nbl_cuda_tensor_supports(p)) {
+        return nbl_cuda_attend_tensor;
+    }
     if (p->fp4_format != NBL_FORMAT_NONE) {
         return nbl_cuda_attend_blackwell;
+    }
+    if (p->is_float && nbl_cuda_float_wgmma_supports(p)) {
+        p->split = p->split && (cuda_prefill_splits(b) || p->state_head.data != NULL);
+        return nbl_cuda_attend_float_wgmma;
     }
     if (p->is_float) {
         return nbl_cuda_attend_float;

@@ -195,6 +195,10 @@ cudaError_t nbl_cuda_attend_float(const attend_params *p, cudaStream_t stream);
 uint64_t nbl_cuda_blackwell_shared_bytes(uint32_t k_dim, uint32_t v_dim);
 /** Any valid call of the Blackwell core (NUM 7) that fits; split or not. */
 cudaError_t nbl_cuda_attend_blackwell(const attend_params *p, cudaStream_t stream);
+/** 1 if the prefill kernel of the float core takes the call; looks at sizes, formats and flags only. */
+int nbl_cuda_float_wgmma_supports(const attend_params *p);
+/** Calls that nbl_cuda_float_wgmma_supports takes; split or not. */
+cudaError_t nbl_cuda_attend_float_wgmma(const attend_params *p, cudaStream_t stream);
 
 /** Second half of a split call, and the empty states past the last chunk of any call. */
 cudaError_t nbl_cuda_attend_fold(const attend_params *p, cudaStream_t stream);

@@ -163,6 +163,8 @@ static nbl_status report_pages(const cuda_status *s, nbl_error *err)
     case CUDA_FAULT_SLOT:
         return cuda_fail(err, NBL_E_RANGE, "cuda: slots[%lld] is %lld, in no page of the pool (allowed: -1 or a slot)",
                          index, value);
+    case CUDA_FAULT_SLOT_FORMATS:
+        return cuda_fail(err, NBL_E_RANGE, "cuda: slots[%lld] is %lld, in a region of other formats", index, value);
     case CUDA_FAULT_SRC_PAGE:
         return cuda_fail(err, NBL_E_RANGE, "cuda: src_pages[%lld] is %lld, in no region of the pool", index, value);
     case CUDA_FAULT_DST_PAGE:

@@ -87,6 +87,7 @@ nbl_status cuda_check(nbl_device *device, nbl_stream stream, nbl_error *err);
 nbl_status cuda_supports(nbl_device *device, const nbl_op_desc *op, nbl_error *err);
 nbl_status cuda_workspace_size(nbl_device *device, const nbl_op_desc *op, uint64_t *out_bytes, nbl_error *err);
 nbl_status cuda_append(nbl_device *device, const nbl_append_args *args, nbl_error *err);
+nbl_status cuda_append_coded(nbl_device *device, const nbl_append_coded_args *args, nbl_error *err);
 nbl_status cuda_attend(nbl_device *device, const nbl_attend_args *args, nbl_error *err);
 nbl_status cuda_gather(nbl_device *device, const nbl_gather_args *args, nbl_error *err);
 nbl_status cuda_copy_pages(nbl_device *device, const nbl_copy_pages_args *args, nbl_error *err);

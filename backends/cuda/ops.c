@@ -89,6 +89,56 @@ nbl_status cuda_append(nbl_device *device, const nbl_append_args *args, nbl_erro
     return status == NBL_OK ? cuda_leave(device, &saved, append(device, args, err)) : status;
 }
 
+/* ------------------------------------------------------------------------------------------------ append_coded */
+
+static coded_side coded_side_of(const nbl_tensor *codes, const nbl_tensor *scales, uint32_t format, uint32_t dim,
+                                uint32_t kv_heads)
+{
+    coded_side s = {codes->data, scales->data, {0}, {0}, format, dim, scales->shape[0] == 1u && kv_heads != 1u, 0};
+    memcpy(s.code_stride, codes->stride_bytes, sizeof s.code_stride);
+    memcpy(s.scale_stride, scales->stride_bytes, sizeof s.scale_stride);
+    return s;
+}
+
+static nbl_status append_coded(const nbl_device *device, const nbl_append_coded_args *args, nbl_error *err)
+{
+    const nbl_kv_shape *shape = args->pool->shape;
+    const cuda_named_memory list[] = {{"k", args->k.data},
+                                      {"v", args->v.data},
+                                      {"k_scales", args->k_scales.data},
+                                      {"v_scales", args->v_scales.data},
+                                      {"slots", args->slots},
+                                      {"stats", args->stats}};
+    const uint64_t tokens = args->k.data != NULL ? args->k.shape[0] : args->v.shape[0];
+    nbl_status status = cuda_check_stream(device, args->stream, err);
+    status = status == NBL_OK ? check_count("T", tokens, err) : status;
+    status = status == NBL_OK ? cuda_check_memories(device, list, sizeof list / sizeof list[0], err) : status;
+    status = status == NBL_OK ? cuda_check_pool(device, "pool", args->pool, err) : status;
+    if (status != NBL_OK) {
+        return status;
+    }
+    coded_params p;
+    memset(&p, 0, sizeof p);
+    p.pages = cuda_pages_of(args->pool, args->layer);
+    p.sides[NBL_KIND_K] = coded_side_of(&args->k, &args->k_scales, args->k_format, shape->k_dim, shape->kv_heads);
+    p.sides[NBL_KIND_V] = coded_side_of(&args->v, &args->v_scales, args->v_format, shape->v_dim, shape->kv_heads);
+    p.slots = args->slots;
+    p.stats = args->stats;
+    p.status = device->status_device;
+    p.scale_token = args->scale_token;
+    p.scale_layout = args->scale_layout;
+    p.tokens = (uint32_t)tokens;
+    p.kv_heads = shape->kv_heads;
+    return cuda_result(err, nbl_cuda_append_coded(&p, (cudaStream_t)args->stream.handle), "append_coded");
+}
+
+nbl_status cuda_append_coded(nbl_device *device, const nbl_append_coded_args *args, nbl_error *err)
+{
+    cuda_saved saved;
+    nbl_status status = cuda_enter(device, &saved, err);
+    return status == NBL_OK ? cuda_leave(device, &saved, append_coded(device, args, err)) : status;
+}
+
 /* ------------------------------------------------------------------------------------------------ gather */
 
 static gather_params gather_params_of(const nbl_device *device, const nbl_gather_args *args, uint32_t tokens)

@@ -44,6 +44,34 @@ cudaError_t nbl_cuda_append(const append_params *p, cudaStream_t stream);
 /** The same for pools of any formats (NUM 6.1, 6.7). */
 cudaError_t nbl_cuda_float_append(const append_params *p, cudaStream_t stream);
 
+/** K or V of append_coded (NUM 6.8). */
+typedef struct coded_side {
+    const uint8_t *codes; /**< NULL where absent */
+    const uint8_t *scales;
+    int64_t code_stride[3];
+    int64_t scale_stride[3]; /**< 128X4: of matrices and bytes */
+    uint32_t format;
+    uint32_t dim;
+    uint32_t is_shared; /**< 128X4: one matrix for all kv heads */
+    uint32_t reserved;
+} coded_side;
+
+/** append_coded. */
+typedef struct coded_params {
+    cuda_pages pages;
+    coded_side sides[2]; /**< K, V */
+    const int64_t *slots;
+    nbl_quant_stats *stats; /**< or NULL */
+    cuda_status *status;
+    uint64_t scale_token;
+    uint32_t scale_layout;
+    uint32_t tokens;
+    uint32_t kv_heads;
+    uint32_t reserved;
+} coded_params;
+
+cudaError_t nbl_cuda_append_coded(const coded_params *p, cudaStream_t stream);
+
 /** gather (NUM 4.4). */
 typedef struct gather_params {
     cuda_pages pages;

@@ -38,6 +38,7 @@ static const nbl_backend_v1 table = {
     .merge = cuda_merge,
     .host_alloc = cuda_host_alloc,
     .host_free = cuda_host_free,
+    .append_coded = cuda_append_coded,
 };
 
 nbl_status nbl_backend_entry_v1(const nbl_host *host, nbl_backend_request *request, const nbl_backend_v1 **out_backend,

@@ -88,8 +88,14 @@ static nbl_status tiers_plan(nbl_plan *plan, nbl_error *err)
 {
     const nbl_cache_config *c = &plan->config;
     const bool prefix = (c->flags & NBL_CACHE_PREFIX) != 0;
-    NBL_TRY(nbl_value_check("", "host_bytes", c->host_bytes, 0, prefix ? TIER_BYTES_MAX : 0, err));
-    NBL_TRY(nbl_value_check("", "file_bytes", c->file_bytes, 0, c->host_bytes > 0 ? TIER_BYTES_MAX : 0, err));
+    if (c->host_bytes > 0 && !prefix)
+        return NBL_REFUSE(err, NBL_E_INVALID, "host_bytes is %" PRIu64 " (allowed without NBL_CACHE_PREFIX: 0)",
+                          c->host_bytes);
+    if (c->file_bytes > 0 && c->host_bytes == 0)
+        return NBL_REFUSE(err, NBL_E_INVALID, "file_bytes is %" PRIu64 " (allowed without host_bytes: 0)",
+                          c->file_bytes);
+    NBL_TRY(nbl_value_check("", "host_bytes", c->host_bytes, 0, TIER_BYTES_MAX, err));
+    NBL_TRY(nbl_value_check("", "file_bytes", c->file_bytes, 0, TIER_BYTES_MAX, err));
     if (c->file_bytes > 0 && c->file_folder == NULL)
         return NBL_REFUSE(err, NBL_E_INVALID, "file_folder is NULL (needed: a folder, with file_bytes)");
     for (uint32_t i = 0; i < plan->class_count; ++i) {
@@ -104,8 +110,12 @@ static nbl_status tiers_plan(nbl_plan *plan, nbl_error *err)
 static nbl_status index_plan(nbl_plan *plan, nbl_error *err)
 {
     const nbl_cache_config *c = &plan->config;
-    if ((c->flags & NBL_CACHE_PREFIX) == 0)
-        return nbl_value_check("", "prefix_roots_max", c->prefix_roots_max, 0, 0, err);
+    if ((c->flags & NBL_CACHE_PREFIX) == 0) {
+        if (c->prefix_roots_max == 0)
+            return NBL_OK;
+        return NBL_REFUSE(err, NBL_E_INVALID, "prefix_roots_max is %u (allowed without NBL_CACHE_PREFIX: 0)",
+                          c->prefix_roots_max);
+    }
     plan->prefix_nodes = plan->pages + c->sequences_max;
     for (uint32_t i = 0; i < plan->class_count; ++i)
         plan->prefix_nodes += nbl_plan_slots(plan, NBL_TIER_HOST, i) + nbl_plan_slots(plan, NBL_TIER_FILE, i);

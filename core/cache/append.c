@@ -26,20 +26,11 @@ static uint32_t *length_of(const append_work *w, uint32_t b)
     return nbl_sequences_length(&w->cache->sequences, w->cache->batch[b], w->args->layer);
 }
 
-static int32_t *indptr_host(const append_work *w)
-{
-    return (int32_t *)(void *)w->cache->metadata.append_small.next;
-}
-
-static const int32_t *indptr_device(const append_work *w)
+/* The block of small arrays: rows [pieces], then seq_indptr [pieces + runs], since each run has one entry more than
+ * pieces. */
+static const int32_t *small_device(const append_work *w)
 {
     return (const int32_t *)(const void *)w->cache->metadata.append_small.device;
-}
-
-/* Places in the block of small arrays: seq_indptr [4S], rows [2S]. */
-static size_t rows_offset(const append_work *w)
-{
-    return 4u * (size_t)w->cache->plan.config.sequences_max;
 }
 
 /* Checks everything that does not depend on the runs: fields, tensors, overlap with the cache's own memory. */
@@ -48,14 +39,13 @@ static nbl_status whole_check(append_work *w, nbl_error *err)
     nbl_cache *cache = w->cache;
     nbl_append_args a = NBL_INIT(nbl_append_args);
     NBL_TRY(nbl_index_check("layer", w->args->layer, cache->sequences.layers, err));
-    a.pool = nbl_cache_pool(cache, w->args->layer);
     a.layer = nbl_cache_pool_layer(cache, w->args->layer);
     a.batch = w->args->batch;
     a.k = w->args->k;
     a.v = w->args->v;
     a.slots = (const int64_t *)(const void *)cache->metadata.slots.device;
-    a.seq_indptr = indptr_device(w);
-    a.centers = nbl_cache_centers(cache, w->args->layer, indptr_device(w) + rows_offset(w));
+    a.seq_indptr = small_device(w);
+    a.centers = nbl_cache_centers(cache, w->args->layer, small_device(w));
     a.center_mode = NBL_CENTER_COMPUTE; /* the stricter one for overlap; each run has its own */
     a.stats = (nbl_quant_stats *)(void *)(cache->metadata_block + cache->plan.metadata.stats);
     a.workspace = cache->workspace;
@@ -66,7 +56,7 @@ static nbl_status whole_check(append_work *w, nbl_error *err)
         return NBL_REFUSE(err, NBL_E_NO_MEMORY,
                           "k.shape[0] is %" PRIu64 " (allowed: %" PRIu64 ", all slots of the cache)", a.k.shape[0],
                           cache->plan.slots_max);
-    return nbl_append_in(&w->call, &a, err);
+    return nbl_append_over(&w->call, nbl_cache_pool(cache, w->args->layer), &a, err);
 }
 
 /* ------------------------------------------------------------------------------------------------ pages */
@@ -284,12 +274,11 @@ static nbl_append_call run_call(const append_work *w, uint32_t run, uint32_t beg
     const nbl_piece *pieces = w->cache->pieces;
     const uint32_t first = pieces[begin].begin, last = pieces[end - 1u].end;
     c.tokens = last - first;
-    c.args.pool = nbl_cache_pool(w->cache, w->args->layer);
     c.args.batch = end - begin;
     c.args.k = nbl_cache_rows(&w->call.args.k, first, last);
     c.args.v = nbl_cache_rows(&w->call.args.v, first, last);
     c.args.slots += first;
-    c.args.seq_indptr = indptr_device(w) + begin + run; /* each run has one entry more than pieces */
+    c.args.seq_indptr = small_device(w) + w->pieces + begin + run;
     if (c.args.centers.rows != NULL)
         c.args.centers.rows += begin;
     c.args.center_mode = pieces[begin].mode;
@@ -300,7 +289,7 @@ static nbl_status run_fits(const append_work *w, uint32_t begin, uint32_t end, b
 {
     const nbl_append_call c = run_call(w, 0, begin, end);
     uint64_t bytes = 0;
-    NBL_TRY(nbl_workspace_bytes(w->cache->device, nbl_append_desc(&c), &c.pool, &bytes, err));
+    NBL_TRY(nbl_workspace_bytes(w->cache->device, nbl_append_desc(&c), c.pool, &bytes, err));
     *out_fits = bytes <= w->cache->plan.workspace_bytes;
     if (!*out_fits && end - begin == 1)
         return NBL_REFUSE(err, NBL_E_NO_MEMORY,
@@ -348,7 +337,7 @@ static nbl_status rows_own(const append_work *w, nbl_error *err)
 static void small_fill(const append_work *w, uint32_t runs)
 {
     const nbl_cache *cache = w->cache;
-    int32_t *indptr = indptr_host(w), *rows = indptr + rows_offset(w);
+    int32_t *rows = (int32_t *)(void *)cache->metadata.append_small.next, *indptr = rows + w->pieces;
     for (uint32_t run = 0; run < runs; ++run) {
         const uint32_t first = cache->pieces[cache->cuts[run]].begin;
         for (uint32_t i = cache->cuts[run]; i < cache->cuts[run + 1u]; ++i) {
@@ -367,8 +356,8 @@ static nbl_status runs_launch(const append_work *w, uint32_t runs, nbl_error *er
     const nbl_stream stream = w->args->stream;
     NBL_TRY(nbl_mirror_send(cache->device, &m->slots, w->call.tokens * sizeof(int64_t), stream, err));
     if (cache->plan.config.shape.centering != 0)
-        NBL_TRY(nbl_mirror_send(cache->device, &m->append_small,
-                                cache->plan.metadata.attend_small - cache->plan.metadata.append_small, stream, err));
+        NBL_TRY(nbl_mirror_send(cache->device, &m->append_small, (2u * (size_t)w->pieces + runs) * sizeof(int32_t),
+                                stream, err));
     for (uint32_t run = 0; run < runs; ++run) {
         const nbl_append_call c = run_call(w, run, cache->cuts[run], cache->cuts[run + 1u]);
         if (c.tokens > 0)

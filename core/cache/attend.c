@@ -22,25 +22,14 @@ static uint32_t kv_len_of(const attend_work *w, uint32_t b)
     return *nbl_sequences_length(&w->cache->sequences, w->cache->batch[b], w->args->layer);
 }
 
-/* Places in the block of small arrays: q_indptr [2S], kv_len [S], rows [S]. */
-static size_t kv_len_offset(const attend_work *w)
-{
-    return 2u * (size_t)w->cache->plan.config.sequences_max;
-}
-
-static size_t rows_offset(const attend_work *w)
-{
-    return 3u * (size_t)w->cache->plan.config.sequences_max;
-}
-
 static nbl_attend_args whole_args(const attend_work *w)
 {
     nbl_cache *cache = w->cache;
     const nbl_cache_attend_args *in = w->args;
+    /* kv_len [batch], rows [batch], q_indptr [batch + groups], since each group has one entry more than sequences */
     const int32_t *small = (const int32_t *)(const void *)cache->metadata.attend_small.device;
     nbl_attend_args a = NBL_INIT(nbl_attend_args);
     a.flags = in->flags;
-    a.pool = nbl_cache_pool(cache, in->layer);
     a.layer = nbl_cache_pool_layer(cache, in->layer);
     a.q_heads = in->q_heads;
     a.q_format = in->q_format;
@@ -48,8 +37,8 @@ static nbl_attend_args whole_args(const attend_work *w)
     a.q = in->q;
     a.o = in->o;
     a.lse = in->lse;
-    a.q_indptr = small;
-    a.kv_len = small + kv_len_offset(w);
+    a.kv_len = small;
+    a.q_indptr = small + 2u * (size_t)in->batch;
     a.page_table = (const int32_t *)(const void *)(cache->metadata_block + cache->plan.metadata.table);
     a.sm_scale = in->sm_scale;
     a.window_left = in->window_left;
@@ -59,7 +48,7 @@ static nbl_attend_args whole_args(const attend_work *w)
     a.alibi_slopes = in->alibi_slopes;
     a.sinks = in->sinks;
     a.tree_mask = in->tree_mask;
-    a.centers = nbl_cache_centers(cache, in->layer, small + rows_offset(w));
+    a.centers = nbl_cache_centers(cache, in->layer, small + in->batch);
     a.workspace = cache->workspace;
     a.workspace_bytes = cache->plan.workspace_bytes;
     a.stream = in->stream;
@@ -73,7 +62,9 @@ static nbl_status whole_check(attend_work *w, nbl_error *err)
     nbl_attend_args a = whole_args(w);
     for (uint32_t b = 0; b < a.batch; ++b)
         a.q_len_max = q_len_of(w, b) > a.q_len_max ? q_len_of(w, b) : a.q_len_max;
-    return nbl_attend_in(&w->call, &a, err);
+    if (a.q_len_max > 0 && !nbl_tensor_present(&a.o) && !nbl_tensor_present(&a.lse))
+        return NBL_REFUSE(err, NBL_E_INVALID, "o and lse are both absent (needed: at least one output)");
+    return nbl_attend_over(&w->call, nbl_cache_pool(w->cache, w->args->layer), &a, err);
 }
 
 /* Rows must not see tokens that seq_drop_prefix has given up: the window of the first row ends after them. */
@@ -105,12 +96,11 @@ static nbl_attend_call group_call(const attend_work *w, uint32_t group, uint32_t
     nbl_attend_call c = w->call;
     const uint64_t first = (uint64_t)w->args->q_indptr[begin], last = (uint64_t)w->args->q_indptr[end];
     c.q_tokens = last - first;
-    c.args.pool = nbl_cache_pool(w->cache, w->args->layer);
     c.args.batch = end - begin;
     c.args.q = nbl_cache_rows(&w->call.args.q, first, last);
     c.args.o = nbl_cache_rows(&w->call.args.o, first, last);
     c.args.lse = nbl_cache_rows(&w->call.args.lse, first, last);
-    c.args.q_indptr += begin + group; /* each group has one entry more than sequences */
+    c.args.q_indptr += begin + group;
     c.args.kv_len += begin;
     if (c.args.centers.rows != NULL)
         c.args.centers.rows += begin;
@@ -129,7 +119,7 @@ static nbl_status group_fits(const attend_work *w, uint32_t begin, uint32_t end,
 {
     const nbl_attend_call c = group_call(w, 0, begin, end);
     uint64_t bytes = 0;
-    NBL_TRY(nbl_workspace_bytes(w->cache->device, nbl_attend_desc(&c), &c.pool, &bytes, err));
+    NBL_TRY(nbl_workspace_bytes(w->cache->device, nbl_attend_desc(&c), c.pool, &bytes, err));
     *out_fits = bytes <= w->cache->plan.workspace_bytes &&
                 (uint64_t)c.args.batch * c.args.page_table_stride <= w->cache->plan.table_entries;
     if (!*out_fits && end - begin == 1)
@@ -162,8 +152,8 @@ static nbl_status groups_cut(const attend_work *w, uint32_t *out_groups, nbl_err
 
 static void small_fill(const attend_work *w, uint32_t groups)
 {
-    int32_t *indptr = (int32_t *)(void *)w->cache->metadata.attend_small.next;
-    int32_t *kv_len = indptr + kv_len_offset(w), *rows = indptr + rows_offset(w);
+    int32_t *kv_len = (int32_t *)(void *)w->cache->metadata.attend_small.next;
+    int32_t *rows = kv_len + w->args->batch, *indptr = rows + w->args->batch;
     const uint32_t *cuts = w->cache->cuts;
     for (uint32_t group = 0; group < groups; ++group) {
         for (uint32_t b = cuts[group]; b <= cuts[group + 1u]; ++b)
@@ -180,7 +170,7 @@ static nbl_status groups_launch(const attend_work *w, uint32_t groups, nbl_error
     nbl_cache *cache = w->cache;
     const nbl_stream stream = w->args->stream;
     NBL_TRY(nbl_mirror_send(cache->device, &cache->metadata.attend_small,
-                            cache->plan.metadata.table - cache->plan.metadata.attend_small, stream, err));
+                            (3u * (size_t)w->args->batch + groups) * sizeof(int32_t), stream, err));
     for (uint32_t group = 0; group < groups; ++group) {
         const uint32_t begin = cache->cuts[group], end = cache->cuts[group + 1u];
         const nbl_attend_call c = group_call(w, group, begin, end);
@@ -200,6 +190,7 @@ nbl_status nbl_api_cache_attend(nbl_cache *cache, const nbl_cache_attend_args *a
     uint32_t groups = 0;
     uint64_t rows = 0;
     NBL_TRY(NBL_STRUCT_IN(nbl_cache_attend_args, &a, args, err));
+    NBL_TRY(nbl_flags_check(a.flags, NBL_ATTEND_FLAGS_ALL, "nbl_cache_attend_args", err));
     NBL_TRY(nbl_reserved_check("nbl_cache_attend_args", a.reserved, err));
     NBL_TRY(nbl_cache_batch_find(cache, a.sequences, a.batch, false, err));
     NBL_TRY(nbl_tensor_tokens(&a.q, "q", "[Tq, Hq, Dk]", 3, 0, &rows, err));

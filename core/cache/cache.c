@@ -73,7 +73,7 @@ static bool host_open(nbl_cache *cache)
 }
 
 /* Lays the classes of all groups one after the other into the pools. */
-static void pools_make(nbl_cache *cache)
+static nbl_status pools_make(nbl_cache *cache, nbl_error *err)
 {
     uint8_t *codes = cache->codes, *scales = cache->scales;
     for (uint32_t g = 0; g < cache->plan.group_count; ++g) {
@@ -86,11 +86,13 @@ static void pools_make(nbl_cache *cache)
             codes += region->code_page_stride * region->page_count;
             scales += region->scale_page_stride * region->page_count;
         }
-        cache->pools[g] = (nbl_pool)NBL_INIT(nbl_pool);
-        cache->pools[g].shape = &group->shape;
-        cache->pools[g].regions = group->regions;
-        cache->pools[g].region_count = cache->plan.class_count;
+        nbl_pool pool = NBL_INIT(nbl_pool);
+        pool.shape = &group->shape;
+        pool.regions = group->regions;
+        pool.region_count = cache->plan.class_count;
+        NBL_TRY(nbl_pool_in(&cache->pools[g], &pool, "pool.", err));
     }
+    return NBL_OK;
 }
 
 /* What the cache does with pages of one pair of formats. */
@@ -146,7 +148,7 @@ static nbl_status parts_open(nbl_cache *cache, nbl_error *err)
     NBL_TRY(device_open(cache, err));
     if (!host_open(cache))
         return NBL_REFUSE(err, NBL_E_NO_MEMORY, "no host memory for the sequences of the cache");
-    pools_make(cache);
+    NBL_TRY(pools_make(cache, err));
     NBL_TRY(nbl_tiers_open(cache, err));
     cache->plan.config.file_folder = NULL; /* the caller's */
     return nbl_debug_open(cache, err);

@@ -36,8 +36,8 @@
 /** Byte offsets in the metadata block. */
 typedef struct nbl_metadata_layout {
     uint64_t slots;        /**< int64 [slots_max] of append */
-    uint64_t append_small; /**< int32: seq_indptr [4S], rows [2S] */
-    uint64_t attend_small; /**< int32: q_indptr [2S], kv_len [S], rows [S] */
+    uint64_t append_small; /**< int32 [6S]: rows, seq_indptr of an append's runs */
+    uint64_t attend_small; /**< int32 [4S]: kv_len, rows, q_indptr of an attend's groups */
     uint64_t table;        /**< int32 [table_entries] */
     uint64_t lists;        /**< int32 [3, list_entries] of copy_pages and transcode */
     uint64_t stats;        /**< nbl_quant_stats */
@@ -578,7 +578,7 @@ struct nbl_cache {
     nbl_device *device;
     nbl_plan plan;
     nbl_layer_group groups[NBL_LAYER_GROUPS_MAX]; /**< the plan's, with addresses */
-    nbl_pool pools[NBL_LAYER_GROUPS_MAX];         /**< of the groups */
+    nbl_pool_copy pools[NBL_LAYER_GROUPS_MAX];    /**< of the groups, checked once */
     void *codes;
     void *scales;
     void *centers; /**< codes int8 [layers, rows, Hk, Dk], exponents [layers, rows, Hk], shifts like the codes; what
@@ -622,7 +622,7 @@ nbl_status nbl_cache_indptr_check(const char *name, const int32_t *indptr, uint3
 void nbl_cache_pages_drop(nbl_cache *cache, uint32_t index, uint32_t keep);
 
 /** Pool that holds a layer. */
-static inline const nbl_pool *nbl_cache_pool(const nbl_cache *cache, uint32_t layer)
+static inline const nbl_pool_copy *nbl_cache_pool(const nbl_cache *cache, uint32_t layer)
 {
     return &cache->pools[nbl_plan_layer(&cache->plan, layer)->group];
 }

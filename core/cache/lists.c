@@ -70,9 +70,9 @@ nbl_status nbl_page_list_flush(nbl_page_list *list, nbl_error *err)
         const nbl_region *from = &cache->groups[g].regions[list->from_class];
         const nbl_region *to = &cache->groups[g].regions[list->to_class];
         if (from->k_format == to->k_format && from->v_format == to->v_format)
-            NBL_TRY(group_copy(list, &cache->pools[g], device, err));
+            NBL_TRY(group_copy(list, &cache->pools[g].pool, device, err));
         else
-            NBL_TRY(group_transcode(list, &cache->pools[g], device, err));
+            NBL_TRY(group_transcode(list, &cache->pools[g].pool, device, err));
     }
     list->count = 0;
     return NBL_OK;

@@ -644,7 +644,10 @@ nbl_status nbl_api_prefix_unpin(nbl_cache *cache, const nbl_prefix *prefix, uint
     query q;
     NBL_TRY(query_in(&q, cache, prefix, err));
     NBL_TRY(nbl_index_check("tokens", tokens, (uint64_t)q.prefix.count + 1u, err));
-    const uint32_t places = tokens / cache->plan.config.shape.page_tokens;
+    const uint32_t page_tokens = cache->plan.config.shape.page_tokens, places = tokens / page_tokens;
+    if (tokens % page_tokens != 0)
+        return NBL_REFUSE(err, NBL_E_RANGE, "tokens is %u (allowed: multiples of page_tokens %u, as prefix_pin gave)",
+                          tokens, page_tokens);
     const uint32_t node = places > 0 ? pinned_find(&q, places) : NBL_NONE;
     if (places > 0 && node == NBL_NONE)
         return NBL_REFUSE(err, NBL_E_NOT_FOUND, "the first %u tokens of the prefix are not pinned", tokens);

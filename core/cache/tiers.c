@@ -87,9 +87,9 @@ static nbl_status file_open(nbl_cache *cache, nbl_error *err)
     *file = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
     if (*file >= 0)
         return NBL_OK;
-    /* A file system without O_TMPFILE. */
-    if (snprintf(name, sizeof name, "%s/nibble-tier-%d-%p", folder, (int)getpid(), (void *)cache) < (int)sizeof name)
-        *file = open(name, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0600);
+    /* A file system without O_TMPFILE: an empty file has a name for a moment. */
+    if (snprintf(name, sizeof name, "%s/nibble-tier-XXXXXX", folder) < (int)sizeof name)
+        *file = mkostemp(name, O_CLOEXEC);
     if (*file >= 0 && unlink(name) == 0)
         return NBL_OK;
     return nbl_fail(err, NBL_E_IO, NBL_ORIGIN_OS, errno, "%s: cannot create the file tier: %s", folder,

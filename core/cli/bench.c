@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "file.h"
 #include "generate.h"
+#include "model.h"
 #include "output.h"
 #include "pipeline.h"
+#include "predict.h"
 #include "progress.h"
 #include "timer.h"
 
@@ -26,7 +28,7 @@ enum {
 typedef struct bench_values {
     nbl_session_options session;
     nbl_shape_options shape;
-    const char *op_name, *recipe;
+    const char *op_name, *recipe, *predict;
     uint32_t batch, page_tokens, runs, calls;
     bool full, cold, json;
 } bench_values;
@@ -46,6 +48,8 @@ static const nbl_option bench_options[] = {
      "every query token sees all tokens: not causal"},
     {"cold", NBL_OPTION_FLAG, offsetof(bench_values, cold), 0, 0, NULL,
      "go round copies of the cache that exceed the last-level cache together"},
+    {"predict", NBL_OPTION_TEXT, offsetof(bench_values, predict), 0, 0, "GPU",
+     "run nothing: what a model says of " NBL_GPU_NAMES},
     NBL_SESSION_OPTION_ROWS(bench_values),
     {"json", NBL_OPTION_FLAG, offsetof(bench_values, json), 0, 0, NULL, "print JSON"},
 };
@@ -65,7 +69,11 @@ const nbl_command nbl_command_bench = {
     "moved_bytes are all bytes read and written, inputs and outputs included; moved_gb_per_s = moved_bytes / median.\n"
     "Inputs and outputs are bf16. One region of the recipe's formats; first tokens kept in int8 play no part.\n"
     "On a device the calls of a run are queued first and then timed by the device's events.\n"
-    "Threads of sim are not pinned to cores.\n",
+    "Threads of sim are not pinned to cores.\n"
+    "--predict: time of the CUDA kernels from counts of bytes, instructions and products and a GPU's rates; the "
+    "largest\n"
+    "of memory, issue, tensor and ex2 is the main kernel's, other that of the rest. docs/performance.md says how good "
+    "it is.\n",
     bench_options,
     sizeof bench_options / sizeof bench_options[0],
     bench_run,
@@ -814,6 +822,11 @@ static int bench_run(int argc, char **argv, nbl_fault *fault)
         code = check_values(&values, fault);
     if (code == NBL_EXIT_OK)
         code = nbl_recipes_split("recipe", values.recipe, &recipes, fault);
+    if (code == NBL_EXIT_OK && values.predict) {
+        const nbl_predict_request request = {values.predict, values.op_name, values.batch,
+                                             &values.shape,  values.full,    values.json};
+        return nbl_predict_run(&request, &recipes, fault);
+    }
     if (code == NBL_EXIT_OK)
         code = nbl_session_open(&session, &values.session, fault);
     if (code != NBL_EXIT_OK)

@@ -5,9 +5,10 @@
 #include <stdio.h>
 #include <string.h>
 
-const char *const nbl_generate_names[] = {"gaussian", "outliers", "sinks", "student-t", NULL};
+const char *const nbl_generate_names[] = {"gaussian",   "outliers",    "sinks",      "student-t",
+                                          "outlier-30", "outlier-100", "log-normal", NULL};
 
-enum { STREAM_Q = 1, STREAM_K = 2, STREAM_V = 3, STREAM_SHAPE = 4, T_FREEDOM = 3 };
+enum { STREAM_Q = 1, STREAM_K = 2, STREAM_V = 3, STREAM_SHAPE = 4, T_FREEDOM = 3, OUTLIER_BLOCK = 32 };
 
 static const double two_pi = 6.28318530717958647692;
 static const float sink_logit = 20.0f; /* above the other logits, in natural units */
@@ -58,6 +59,12 @@ static double random_student_t(random_state *state)
     return random_gaussian(state) / sqrt(chi2 / T_FREEDOM);
 }
 
+static double random_log_normal(random_state *state)
+{
+    double magnitude = exp(random_gaussian(state));
+    return random_bits(state) & 1u ? magnitude : -magnitude;
+}
+
 static void fill(float *values, uint64_t count, uint64_t seed, uint64_t stream, double (*draw)(random_state *))
 {
     random_state state = random_start(seed, stream);
@@ -68,6 +75,25 @@ static void fill(float *values, uint64_t count, uint64_t seed, uint64_t stream, 
 void nbl_generate_gaussian(float *values, uint64_t count, uint64_t seed, uint64_t stream)
 {
     fill(values, count, seed, stream, random_gaussian);
+}
+
+/* One element of every 32 becomes `factor` times as large, another one in each vector. */
+static void scale_outliers(float *values, uint64_t vectors, uint32_t dim, float factor, random_state *state)
+{
+    for (uint64_t i = 0; i < vectors; i++) {
+        for (uint32_t first = 0; first < dim; first += OUTLIER_BLOCK) {
+            uint32_t width = dim - first < OUTLIER_BLOCK ? dim - first : OUTLIER_BLOCK;
+            values[i * dim + first + (uint32_t)(random_bits(state) % width)] *= factor;
+        }
+    }
+}
+
+static void add_outlier_elements(nbl_problem *problem, uint64_t seed, float factor)
+{
+    uint64_t vectors = (uint64_t)problem->kv_tokens * problem->kv_heads;
+    random_state state = random_start(seed, STREAM_SHAPE);
+    scale_outliers(problem->k, vectors, problem->k_dim, factor, &state);
+    scale_outliers(problem->v, vectors, problem->v_dim, factor, &state);
 }
 
 static void add_outlier_channels(nbl_problem *problem, uint64_t seed)
@@ -117,12 +143,18 @@ int nbl_problem_generate(nbl_problem *problem, const char *name, uint64_t seed, 
     if (!name_known(name))
         return nbl_fault_set(fault, NBL_EXIT_USAGE, "--generate: unknown distribution \"%.64s\" (known: %s)", name,
                              NBL_GENERATE_NAMES);
-    double (*draw)(random_state *) = strcmp(name, "student-t") == 0 ? random_student_t : random_gaussian;
+    double (*draw)(random_state *) = strcmp(name, "student-t") == 0    ? random_student_t
+                                     : strcmp(name, "log-normal") == 0 ? random_log_normal
+                                                                       : random_gaussian;
     fill(problem->q, (uint64_t)problem->q_tokens * problem->q_heads * problem->k_dim, seed, STREAM_Q, draw);
     fill(problem->k, (uint64_t)problem->kv_tokens * problem->kv_heads * problem->k_dim, seed, STREAM_K, draw);
     fill(problem->v, (uint64_t)problem->kv_tokens * problem->kv_heads * problem->v_dim, seed, STREAM_V, draw);
     if (strcmp(name, "outliers") == 0)
         add_outlier_channels(problem, seed);
+    if (strcmp(name, "outlier-30") == 0)
+        add_outlier_elements(problem, seed, 30.0f);
+    if (strcmp(name, "outlier-100") == 0)
+        add_outlier_elements(problem, seed, 100.0f);
     if (strcmp(name, "sinks") == 0)
         add_sink_token(problem);
     snprintf(problem->source, sizeof problem->source, "%s", name);

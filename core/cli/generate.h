@@ -6,13 +6,16 @@
 #include "options.h"
 #include "problem.h"
 
-#define NBL_GENERATE_NAMES "gaussian, outliers, sinks, student-t"
+#define NBL_GENERATE_NAMES "gaussian, outliers, sinks, student-t, outlier-30, outlier-100, log-normal"
 
 /** Names of the distributions, NULL-terminated:
- *  gaussian   all elements N(0, 1)
- *  outliers   2 to 4 channels of each K head carry a constant of 50 to 300 on top (a projection bias)
- *  sinks      every query leans to key 0, whose logit is about 20 above the rest and whose V is 1/1000 of the others
- *  student-t  all elements Student t with 3 degrees of freedom */
+ *  gaussian     all elements N(0, 1)
+ *  outliers     2 to 4 channels of each K head carry a constant of 50 to 300 on top (a projection bias)
+ *  sinks        every query leans to key 0, whose logit is about 20 above the rest and whose V is 1/1000 of the others
+ *  student-t    all elements Student t with 3 degrees of freedom
+ *  outlier-30   N(0, 1), and one element of every 32 of K and V, another one in each vector, times 30
+ *  outlier-100  the same times 100
+ *  log-normal   all elements +-exp(N(0, 1)) */
 extern const char *const nbl_generate_names[];
 
 /** Fills q, k and v of an allocated problem. An unknown name is a fault that names --generate. */

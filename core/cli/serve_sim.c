@@ -130,20 +130,21 @@ static int trace_make(sim *s, nbl_fault *fault)
 
 static int trace_line(sim *s, const char *line, uint32_t number, nbl_fault *fault)
 {
-    nbl_request r;
+    uint64_t n[5]; /* wide: a number that does not fit must not become another one */
     char rest;
-    const int fields = sscanf(line, "%" SCNu32 " %" SCNu32 " %" SCNu32 " %" SCNu32 " %" SCNu32 " %c", &r.arrival,
-                              &r.prefix, &r.prefix_tokens, &r.prompt_tokens, &r.output_tokens, &rest);
+    const int fields = sscanf(line, "%" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %c", &n[0], &n[1],
+                              &n[2], &n[3], &n[4], &rest);
     if (line[strspn(line, " \t\r\n")] == '\0' || line[0] == '#')
         return NBL_EXIT_OK;
-    if (fields != 5 || strchr(line, '-') || r.prompt_tokens < r.prefix_tokens || r.prompt_tokens == 0 ||
-        r.prompt_tokens > 1u << 20 || r.output_tokens > 1u << 20 || s->request_count == REQUESTS_MAX ||
-        (s->request_count > 0 && r.arrival < s->requests[s->request_count - 1u].arrival))
+    if (fields != 5 || strchr(line, '-') || n[0] > UINT32_MAX || n[1] > UINT32_MAX || n[3] < n[2] || n[3] == 0 ||
+        n[3] > 1u << 20 || n[4] > 1u << 20 || s->request_count == REQUESTS_MAX ||
+        (s->request_count > 0 && n[0] < s->requests[s->request_count - 1u].arrival))
         return nbl_fault_set(fault, NBL_EXIT_INPUT,
                              "%.200s:%u: needed are five numbers: arrival (not falling), prefix, prefix tokens, prompt "
                              "tokens (those included, at least 1), output tokens; at most %u lines",
                              s->values->trace, number, REQUESTS_MAX);
-    s->requests[s->request_count++] = r;
+    s->requests[s->request_count++] =
+        (nbl_request){(uint32_t)n[0], (uint32_t)n[1], (uint32_t)n[2], (uint32_t)n[3], (uint32_t)n[4]};
     return NBL_EXIT_OK;
 }
 

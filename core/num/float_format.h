@@ -155,6 +155,26 @@ NBL_FN float nbl_e4m3_decode_slot(uint8_t code)
     return nbl_e4m3_decode((code & 0x7fu) == 0x7fu ? (uint8_t)(code - 1u) : code);
 }
 
+/** An E4M3 code that another program wrote (NUM 6.8): NaN becomes the code below it and counts, -0 becomes 0. */
+NBL_FN uint8_t nbl_e4m3_adopt(uint8_t code, uint64_t *nan)
+{
+    const int is_nan = (code & 0x7fu) == 0x7fu;
+    *nan += (uint64_t)is_nan;
+    return (code & 0x7fu) == 0 ? 0u : (uint8_t)(code - is_nan);
+}
+
+/** Its E4M3 block scale, whose sign bit tensor cores do not look at. */
+NBL_FN uint8_t nbl_nvfp4_scale_adopt(uint8_t byte, uint64_t *nan)
+{
+    return nbl_e4m3_adopt(byte & 0x7fu, nan);
+}
+
+/** Its E2M1 code: -0 becomes 0. */
+NBL_FN uint8_t nbl_e2m1_adopt(uint32_t code)
+{
+    return code == 8u ? 0u : (uint8_t)code;
+}
+
 /** Value of element d of a float format. */
 NBL_FN float nbl_float_value(const nbl_vector *v, uint32_t d)
 {

@@ -197,6 +197,21 @@ NBL_FN uint64_t nbl_layout_scale_byte(uint32_t page_tokens, uint32_t plane, uint
     return (uint64_t)plane * page_tokens + token;
 }
 
+/* ------------------------------------------------------------------------------------------------ F9: coded scales */
+
+/** Bytes of a matrix of rows x columns scales in tiles of 128 x 4 (F9). */
+NBL_FN uint64_t nbl_layout_scale_128x4_bytes(uint64_t rows, uint32_t columns)
+{
+    return (rows + 127u) / 128u * ((columns + 3u) / 4u) * 512u;
+}
+
+/** Byte of a scale in such a matrix (F9). */
+NBL_FN uint64_t nbl_layout_scale_128x4(uint64_t row, uint32_t column, uint32_t columns)
+{
+    const uint64_t tile = row / 128u * ((columns + 3u) / 4u) + column / 4u;
+    return tile * 512u + row % 32u * 16u + row % 128u / 32u * 4u + column % 4u;
+}
+
 /* ------------------------------------------------------------------------------------------------ F6: pools */
 
 /** The region that holds a page id, or NULL if there is none (F6). */

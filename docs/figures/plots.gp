@@ -13,7 +13,7 @@ set ylabel "relative L2 error"
 set logscale x 2
 set logscale y
 set yrange [0.005:0.5]
-plot for [r in recipes] "<grep '^11,[0-9]*,".r.",' accuracy.csv" using 2:4 with linespoints lw 2 title r
+plot for [r in recipes] "<grep '^capture,11,[0-9]*,".r.",' accuracy.csv" using 3:5 with linespoints lw 2 title r
 
 set output out."/layers.svg"
 set title "The same at 2048 tokens, by layer"
@@ -22,7 +22,26 @@ unset logscale
 set xrange [3:19]
 set yrange [0:*]
 set xtics (5, 11, 17)
-plot for [r in recipes] "<grep '^[0-9]*,2048,".r.",' accuracy.csv" using 1:4 with linespoints lw 2 title r
+plot for [r in recipes] "<grep '^capture,[0-9]*,2048,".r.",' accuracy.csv" using 2:5 with linespoints lw 2 title r
+
+set output out."/speed.svg"
+set title "Decode step on one core, fastest instructions: 32 query heads, 8 kv heads of 128"
+set xlabel "tokens in the cache"
+set ylabel "ns per cached token and kv head"
+set logscale x 2
+set xrange [*:*]
+set xtics auto
+set yrange [0:*]
+cost = "($4 * 1e6 / $3 / 8)" # from ms
+plot for [r in recipes] "<grep '^".r.",' speed.csv | awk -F, 'NR == 1 { isa = $2 } $2 == isa'" \
+  using 3:@cost with linespoints lw 2 title r
+
+set output out."/isa.svg"
+set title "The same for kv4, by instruction set"
+set logscale y
+set yrange [*:*]
+plot for [i in "scalar avx2 avx512"] "<grep '^kv4,".i.",' speed.csv || echo 'kv4,none,NaN,NaN'" \
+  using 3:@cost with linespoints lw 2 title i
 
 reset
 set terminal svg size 760,420 font "sans-serif,13" background "white"

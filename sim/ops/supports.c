@@ -8,7 +8,7 @@
 nbl_status sim_supports(nbl_device *device, const nbl_op_desc *op, nbl_error *err)
 {
     (void)device;
-    if (op->op < NBL_OP_APPEND || op->op > NBL_OP_MERGE) {
+    if (op->op < NBL_OP_APPEND || op->op > NBL_OP_APPEND_CODED) {
         return sim_fail(err, NBL_E_UNSUPPORTED, "sim: op %u is unknown", op->op);
     }
     if (op->features & ~NBL_FEATURES_ALL) {

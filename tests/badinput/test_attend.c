@@ -117,7 +117,8 @@ BAD_ATTEND(tree_alibi, NBL_E_INVALID, "slots of a tree are not positions", w.att
            w.attend.tree_mask_stride = 1, w.attend.tree_mask = (const uint32_t *)(const void *)floats(BLOCK_OTHER))
 BAD_ATTEND(tree_stride_short, NBL_E_INVALID, "tree_mask_stride is 1 (allowed: 2", w.attend.q_len_max = 33,
            w.attend.tree_mask_stride = 1, w.attend.tree_mask = (const uint32_t *)(const void *)floats(BLOCK_OTHER))
-BAD_ATTEND(tree_stride_alone, NBL_E_INVALID, "tree_mask_stride is 1 (allowed: 0 to 0)", w.attend.tree_mask_stride = 1)
+BAD_ATTEND(tree_stride_alone, NBL_E_INVALID, "tree_mask_stride is 1 (allowed without tree_mask: 0)",
+           w.attend.tree_mask_stride = 1)
 BAD_ATTEND(stream_kind, NBL_E_INVALID, "stream.kind is 2", w.attend.stream.kind = 2)
 BAD_ATTEND(centers_missing, NBL_E_INVALID, "centers.codes is NULL", w.shape.centering = 1,
            w.attend.centers.codes = NULL)

@@ -7,7 +7,7 @@
 # BUILD: a build folder, named with a slash (default build/gpu): made for this GPU alone if it is not there, brought up to
 # date if it is; one that was carried here without its CMake cache is taken as it is.
 # SECTIONS, in this order (default: all):
-#   probe          the tensor core against its model (core/num/mma_model.h)
+#   probe          the tensor core, and the products of the Blackwell core, against core/num/mma_model.h
 #   differential   random cases, every byte against the simulator (NIBBLE_TEST_CASES, default 2000)
 #   conformance    the suite of tests/conformance with NIBBLE_BACKEND=cuda
 #   cache          served traces, the cache's tests, snapshots between sim and cuda, all against recomputations
@@ -16,11 +16,12 @@
 #   sanitizer      compute-sanitizer: memcheck, racecheck, initcheck, synccheck on a fixed set of random cases
 #   bench          nibble bench: decode, prefill, append, gather, copy_pages, transcode
 #   peers          the same shapes beside torch SDPA in bf16, ratios against the bars
+#   counts         executed instructions of the kernels per unit of work, for the time model (needs Nsight Compute)
 # A section that cannot run here says why; one that fails does not stop the others.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-readonly ALL=(probe differential conformance cache graph misuse sanitizer bench peers)
+readonly ALL=(probe differential conformance cache graph misuse sanitizer bench peers counts)
 readonly SANITIZED_CASES=4
 readonly EXIT_SKIPPED=77
 BUILD=build/gpu
@@ -72,8 +73,15 @@ program() {
   left_out "$name is not built (needs Criterion)"
 }
 
-run_probe() { program mma-probe 2; }
-run_differential() { NIBBLE_TEST_CASES=${NIBBLE_TEST_CASES:-2000} program differential; }
+run_probe() {
+  program mma-probe 2
+  program block-probe 2
+}
+run_differential() {
+  local cases=${NIBBLE_TEST_CASES:-2000}
+  NIBBLE_TEST_CASES=$cases program differential
+  NIBBLE_TEST_FORMATS=fp4 NIBBLE_TEST_CASES=$((cases / 5)) program differential # the Blackwell core's are slow in sim
+}
 run_graph() { program cuda-graph; }
 run_misuse() { program cuda-misuse; }
 
@@ -137,6 +145,14 @@ run_bench() {
 }
 
 run_peers() { python3 tests/bench/gpu_peers.py --build "$BUILD"; }
+
+run_counts() {
+  if ! command -v ncu >/dev/null; then
+    left_out "no Nsight Compute (ncu)"
+    return 0
+  fi
+  python3 tests/bench/instruction_counts.py "$BUILD"
+}
 
 if [ $# -eq 0 ]; then set -- "${ALL[@]}"; fi
 for name in "$@"; do

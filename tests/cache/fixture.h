@@ -10,7 +10,7 @@
 
 #include <criterion/criterion.h>
 
-#define TOKENS_MOST 4096u /**< of one call of the fixture */
+#define TOKENS_MOST 8192u /**< of one call of the fixture */
 
 typedef struct fixture {
     counting c;

@@ -34,6 +34,25 @@ nbl_cache_config lab_config(void)
     return c;
 }
 
+nbl_cache_config lab_tier_config(const char *folder)
+{
+    nbl_cache_config c = lab_config();
+    nbl_cache_stats plan = NBL_INIT(nbl_cache_stats);
+    const nbl_api_v1 *api = NULL;
+    c.flags = NBL_CACHE_PREFIX;
+    c.sink_tokens = 0;
+    c.center_tokens = 32;
+    c.sequences_max = 2;
+    c.tokens_max = 2 * LAB_TIER_PROMPT;
+    cr_assert_eq(nbl_get_api(NULL, &api, NULL), NBL_OK, "no table");
+    cr_assert_eq(api->cache_plan(&c, &plan, NULL), NBL_OK, "plan");
+    const uint64_t page_bytes = (plan.code_bytes + plan.scale_bytes) / plan.pages_total[0];
+    c.host_bytes = LAB_TIER_HOST_PAGES * page_bytes;
+    c.file_bytes = LAB_TIER_FILE_PAGES * page_bytes;
+    c.file_folder = folder;
+    return c;
+}
+
 void lab_open(lab *l, nbl_cache_config config)
 {
     nbl_error err = NBL_INIT(nbl_error);
@@ -124,6 +143,18 @@ uint64_t lab_filled(lab *l, const uint32_t *tokens, uint32_t count, uint32_t fir
     return sequence;
 }
 
+uint64_t lab_published(lab *l, uint32_t prompt, uint32_t *out_tokens)
+{
+    nbl_error err = NBL_INIT(nbl_error);
+    nbl_prefix p = NBL_INIT(nbl_prefix);
+    lab_count(out_tokens, LAB_TIER_PROMPT, 1000 * prompt);
+    p.tokens = out_tokens;
+    p.count = LAB_TIER_PROMPT;
+    const uint64_t sequence = lab_filled(l, out_tokens, LAB_TIER_PROMPT, 0);
+    LAB_OK(l->api->prefix_publish(l->cache, sequence, &p, NULL, &err));
+    return sequence;
+}
+
 uint32_t lab_length(lab *l, uint64_t sequence)
 {
     nbl_error err = NBL_INIT(nbl_error);
@@ -175,16 +206,16 @@ bool lab_same(lab *a, uint64_t in_a, lab *b, uint64_t in_b)
     return lab_length(a, in_a) == lab_length(b, in_b) && memcmp(out_a, out_b, sizeof out_a) == 0;
 }
 
-bool lab_equal_bytes(lab *l, uint64_t a, uint64_t b)
+bool lab_equal_bytes(lab *a, uint64_t in_a, lab *b, uint64_t in_b)
 {
     nbl_error err = NBL_INIT(nbl_error);
     uint64_t bytes_a = 0, bytes_b = 0;
-    LAB_OK(l->api->snapshot_size(l->cache, a, &bytes_a, &err));
-    LAB_OK(l->api->snapshot_size(l->cache, b, &bytes_b, &err));
+    LAB_OK(a->api->snapshot_size(a->cache, in_a, &bytes_a, &err));
+    LAB_OK(b->api->snapshot_size(b->cache, in_b, &bytes_b, &err));
     uint8_t *memory = malloc(bytes_a + bytes_b);
     cr_assert_not_null(memory, "no memory");
-    LAB_OK(l->api->snapshot_write(l->cache, a, memory, bytes_a, &err));
-    LAB_OK(l->api->snapshot_write(l->cache, b, memory + bytes_a, bytes_b, &err));
+    LAB_OK(a->api->snapshot_write(a->cache, in_a, memory, bytes_a, &err));
+    LAB_OK(b->api->snapshot_write(b->cache, in_b, memory + bytes_a, bytes_b, &err));
     const bool equal = bytes_a == bytes_b && memcmp(memory, memory + bytes_a, bytes_a) == 0;
     free(memory);
     return equal;

@@ -34,12 +34,22 @@ nbl_cache_config lab_config(void);
 void lab_open(lab *l, nbl_cache_config config);
 void lab_close(lab *l);
 
+/** A small device, some host memory and a file in folder, so that LAB_TIER_PROMPTS prompts push each other into the
+ *  file. */
+nbl_cache_config lab_tier_config(const char *folder);
+#define LAB_TIER_HOST_PAGES 3u
+#define LAB_TIER_FILE_PAGES 60u
+#define LAB_TIER_PROMPTS 5u
+#define LAB_TIER_PROMPT 160u /**< tokens of a prompt */
+
 uint64_t lab_seq(lab *l);
 /** Appends tokens to all layers. */
 void lab_append(lab *l, uint64_t sequence, const uint32_t *tokens, uint32_t count);
 /** A sequence with these tokens, the first `first` of them in one call (0: all), the rest in another. */
 uint64_t lab_filled(lab *l, const uint32_t *tokens, uint32_t count, uint32_t first);
 uint32_t lab_length(lab *l, uint64_t sequence);
+/** A sequence that holds prompt number `prompt`, published; gives its LAB_TIER_PROMPT tokens. */
+uint64_t lab_published(lab *l, uint32_t prompt, uint32_t *out_tokens);
 
 /** Attends with `rows` causal rows at the end of a sequence, in every layer, with a window to the left (UINT32_MAX:
  *  none); writes o and lse of all layers. Gives the status of the first layer that fails. */
@@ -49,8 +59,8 @@ nbl_status lab_attend(lab *l, uint64_t sequence, uint32_t rows, uint32_t window,
 /** Tells whether two sequences give the same bytes. */
 bool lab_same(lab *a, uint64_t in_a, lab *b, uint64_t in_b);
 
-/** Tells whether two sequences of one cache store the same bytes: their snapshots are equal. */
-bool lab_equal_bytes(lab *l, uint64_t a, uint64_t b);
+/** Tells whether two sequences store the same bytes: their snapshots are equal. */
+bool lab_equal_bytes(lab *a, uint64_t in_a, lab *b, uint64_t in_b);
 
 /** Tokens first, first + 1, ... */
 void lab_count(uint32_t *tokens, uint32_t count, uint32_t first);

@@ -2,11 +2,17 @@
 /* Snapshots across processes, and across backends (NIBBLE_BACKEND):
  *   cache_saver loop PATH    saves sequences of 3, 4, 5, ... tokens to PATH, one over the other, until it is killed
  *   cache_saver save PATH    saves one sequence
- *   cache_saver check PATH   loads PATH; it must be the bytes, and give the bits, of that sequence made here */
+ *   cache_saver check PATH   loads PATH; it must be the bytes, and give the bits, of that sequence made here
+ *   cache_saver tier PATH    runs prompts through a cache whose file tier lies in the folder PATH.tier, and saves each
+ *                            to PATH, until it is killed; prints 'b' in the middle of every write into the tier, 'e'
+ *                            at its end */
 #include "lab.h"
 
 #include <stdio.h>
 #include <string.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
 
 #define LENGTH 157u
 
@@ -41,18 +47,51 @@ static int check(lab *l, const uint32_t *tokens, const char *path)
     const uint64_t here = lab_filled(l, tokens, LENGTH, 90);
     if (l->api->snapshot_load(l->cache, path, &loaded, &err) != NBL_OK)
         return failed(&err);
-    const bool bytes = lab_equal_bytes(l, here, loaded), bits = lab_same(l, here, l, loaded);
+    const bool bytes = lab_equal_bytes(l, here, l, loaded), bits = lab_same(l, here, l, loaded);
     printf("saver: %s bytes, %s bits\n", bytes ? "equal" : "other", bits ? "equal" : "other");
     return bytes && bits ? 0 : 1;
+}
+
+/* Goes before the C library's, also for the library's calls: a write that takes its time between its halves. */
+__attribute__((visibility("default"))) ssize_t pwrite(int file, const void *data, size_t bytes, off_t at)
+{
+    const struct iovec first = {(void *)(uintptr_t)data, bytes / 2},
+                       second = {(char *)(uintptr_t)data + bytes / 2, bytes - bytes / 2};
+    const struct timespec pause = {0, 300000};
+    ssize_t written = pwritev(file, &first, 1, at);
+    (void)!write(STDOUT_FILENO, "b", 1);
+    nanosleep(&pause, NULL);
+    if (written == (ssize_t)first.iov_len)
+        written += pwritev(file, &second, 1, at + written);
+    (void)!write(STDOUT_FILENO, "e", 1);
+    return written;
+}
+
+static int tier(lab *l, const char *path)
+{
+    nbl_error err = NBL_INIT(nbl_error);
+    uint32_t tokens[LAB_TIER_PROMPT];
+    for (uint32_t prompt = 1;; prompt = prompt % LAB_TIER_PROMPTS + 1) {
+        const uint64_t sequence = lab_published(l, prompt, tokens);
+        if (l->api->snapshot_save(l->cache, sequence, path, &err) != NBL_OK ||
+            l->api->seq_free(l->cache, sequence, &err) != NBL_OK)
+            return failed(&err);
+    }
 }
 
 int main(int argc, char **argv)
 {
     static lab l;
     uint32_t tokens[LAB_TOKENS];
+    char folder[128];
     if (argc != 3)
         return 2;
     lab_count(tokens, LAB_TOKENS, 1);
+    snprintf(folder, sizeof folder, "%s.tier", argv[2]);
+    if (strcmp(argv[1], "tier") == 0) {
+        lab_open(&l, lab_tier_config(folder));
+        return tier(&l, argv[2]);
+    }
     lab_open(&l, lab_config());
     if (strcmp(argv[1], "loop") == 0)
         return loop(&l, tokens, argv[2]);

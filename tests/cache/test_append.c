@@ -165,6 +165,77 @@ Test(cache_append, centre_modes_are_runs)
     fixture_close(&f);
 }
 
+/* Pairs of pages that the backend was told to copy or transcode. */
+static struct pair {
+    int32_t from, to;
+} pairs[TOKENS_MOST];
+static uint32_t pair_count, list_count;
+
+static void pairs_add(const int32_t *from, const int32_t *to, uint32_t count)
+{
+    cr_assert_leq(pair_count + count, TOKENS_MOST, "%u pairs", pair_count + count);
+    for (uint32_t i = 0; i < count; ++i)
+        pairs[pair_count++] = (struct pair){from[i], to[i]};
+    list_count++;
+}
+
+static void copies_seen(const nbl_copy_pages_args *args)
+{
+    pairs_add(args->src_pages, args->dst_pages, args->count);
+}
+
+static void transcodes_seen(const nbl_transcode_args *args)
+{
+    pairs_add(args->src_pages, args->dst_pages, args->count);
+}
+
+/* Copies in two regions are two lists, each pair in one of them. */
+Test(cache_append, copies_of_two_regions)
+{
+    fixture f = seen_open(fixture_config());
+    nbl_error err = NBL_INIT(nbl_error);
+    const uint64_t a = fixture_seq(&f), b = fixture_seq(&f);
+    uint64_t forks[2];
+    fixture_grow(&f, 0, a, 2);
+    fixture_grow(&f, 0, b, 10);
+    EXPECT(f.c.api->seq_fork(f.cache, a, UINT32_MAX, &forks[0], &err), NBL_OK);
+    EXPECT(f.c.api->seq_fork(f.cache, b, UINT32_MAX, &forks[1], &err), NBL_OK);
+    f.c.state->on_copy_pages = copies_seen;
+    EXPECT(fixture_append(&f, 0, 2, forks, (const int32_t[]){1, 1}, &err), NBL_OK);
+    cr_assert(pair_count == 2 && list_count == 2, "%u pairs in %u lists", pair_count, list_count);
+    cr_assert(pairs[0].from < 8 && pairs[0].to < 8 && pairs[1].from >= 8 && pairs[1].to >= 8, "%d to %d, %d to %d",
+              pairs[0].from, pairs[0].to, pairs[1].from, pairs[1].to);
+    fixture_close(&f);
+}
+
+/* More pages than one list holds leave the window in one call: each is transcoded once, into a page of its own. */
+Test(cache_append, more_demotions_than_a_list_holds)
+{
+    enum { TOKENS = 5000 };
+    static const nbl_policy_rule recent = {
+        .scope = NBL_SCOPE_RECENT, .tokens = 1, .k_format = NBL_INT8, .v_format = NBL_INT8};
+    static bool source[2 * TOKENS + 64], target[2 * TOKENS + 64];
+    nbl_cache_config config = fixture_config();
+    config.shape.page_tokens = 1;
+    config.shape.layers = 1;
+    config.sink_tokens = 0;
+    config.sequences_max = 1;
+    config.tokens_max = config.append_tokens_max = TOKENS;
+    config.rules = &recent;
+    config.rule_count = 1;
+    fixture f = fixture_open(config);
+    f.c.state->on_transcode = transcodes_seen;
+    fixture_grow(&f, 0, fixture_seq(&f), TOKENS);
+    cr_assert(pair_count == TOKENS - 1 && list_count == 2, "%u pairs in %u lists", pair_count, list_count);
+    for (uint32_t i = 0; i < pair_count; ++i) {
+        cr_assert(!source[pairs[i].from] && !target[pairs[i].to], "pair %u: %d to %d again", i, pairs[i].from,
+                  pairs[i].to);
+        source[pairs[i].from] = target[pairs[i].to] = true;
+    }
+    cr_assert_eq(fixture_stats(&f).pages_demoted, TOKENS - 1, "pages demoted");
+    fixture_close(&f);
+}
+
 Test(cache_append, cut_where_the_workspace_ends)
 {
     fixture f = seen_open(fixture_config());

@@ -79,6 +79,29 @@ Test(cache_attend, recycled_pages)
     fixture_close(&f);
 }
 
+/* So does a page that an append adds, and one that it copies, where lengths and shape of the table stay. */
+Test(cache_attend, added_and_copied_pages)
+{
+    fixture f = seen_open(fixture_config());
+    nbl_error err = NBL_INIT(nbl_error);
+    uint64_t fork = 0;
+    const uint64_t a = fixture_seq(&f), b = fixture_seq(&f), both[] = {a, b};
+    fixture_grow(&f, 0, a, 16);
+    fixture_grow(&f, 0, b, 4);
+    EXPECT(fixture_attend(&f, 0, 2, both, (const int32_t[]){1, 1}, &err), NBL_OK);
+    fixture_grow(&f, 0, b, 2);
+    EXPECT(fixture_attend(&f, 0, 2, both, (const int32_t[]){1, 1}, &err), NBL_OK);
+    EXPECT(f.c.api->seq_fork(f.cache, b, UINT32_MAX, &fork, &err), NBL_OK);
+    EXPECT(fixture_attend(&f, 0, 2, both, (const int32_t[]){1, 1}, &err), NBL_OK);
+    fixture_grow(&f, 0, b, 1);
+    EXPECT(fixture_attend(&f, 0, 2, both, (const int32_t[]){1, 1}, &err), NBL_OK);
+    const int32_t *const tables[] = {seen[0].table + 4, seen[1].table + 4, seen[2].table + 4, seen[3].table + 4};
+    cr_assert_eq(seen[3].stride, 4, "stride %u", seen[3].stride);
+    cr_assert(tables[0][0] == 2 && tables[1][0] == 2 && tables[1][1] == 3, "added: %d %d", tables[1][0], tables[1][1]);
+    cr_assert(tables[2][1] == 3 && tables[3][0] == 2 && tables[3][1] == 4, "copied: %d %d", tables[3][0], tables[3][1]);
+    fixture_close(&f);
+}
+
 Test(cache_attend, empty_sequences_and_rows)
 {
     fixture f = seen_open(fixture_config());

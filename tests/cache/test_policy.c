@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Policies: what text stands for, which classes of pages follow from it, and that demotion is exact. */
+#include "fixture.h"
 #include "lab.h"
 
 #include <string.h>
@@ -70,6 +71,10 @@ Test(cache_policy, refusals)
                 {"kv4,layers=first0:kv8", NBL_E_INVALID, "names no layers"},
                 {"kv4,layers=-1:kv8", NBL_E_INVALID, "names no layers"},
                 {"kv4,layers=1:kv9", NBL_E_NOT_FOUND, "recipe \"kv9\" is unknown"},
+                {"kv4,layers=0:kv8,layers=1:kv8,layers=2:kv8,layers=3:kv8,layers=4:kv8,layers=5:kv8,layers=6:kv8,"
+                 "layers=7:kv8,layers=8:kv8,layers=9:kv8,layers=10:kv8,layers=11:kv8,layers=12:kv8,layers=13:kv8,"
+                 "layers=14:kv8,layers=15:kv8,layers=16:kv8",
+                 NBL_E_INVALID, "(allowed: 16"},
                 {"kv4,sinks=1,sinks=2", NBL_E_INVALID, "comes twice"}};
     nbl_error err = NBL_INIT(nbl_error);
     nbl_policy p = NBL_INIT(nbl_policy);
@@ -191,9 +196,9 @@ Test(cache_policy, g2_window_is_bounded_and_cuts_do_not_matter)
         }
         /* The centre comes from 300, 299 and 49 tokens, so only two of them can be equal. */
         const uint64_t again = lab_filled(&l, tokens, 300, 49);
-        cr_assert(lab_equal_bytes(&l, steps, again), "pair %u: the cut matters", i);
+        cr_assert(lab_equal_bytes(&l, steps, &l, again), "pair %u: the cut matters", i);
         cr_assert(lab_same(&l, steps, &l, again), "pair %u: other bits", i);
-        cr_assert(!lab_equal_bytes(&l, whole, single), "the comparison does not see anything");
+        cr_assert(!lab_equal_bytes(&l, whole, &l, single), "the comparison does not see anything");
         lab_close(&l);
     }
 }
@@ -253,11 +258,76 @@ Test(cache_policy, prefix_hit_with_a_window)
     cr_assert_eq(found, 80, "%u tokens adopted: the window of 130 tokens begins in the page after them", found);
     lab_append(&l, b, tokens + 80, 50);
     const uint64_t c = lab_filled(&l, tokens, 130, 0);
-    cr_assert(lab_equal_bytes(&l, b, c) && lab_same(&l, b, &l, c), "other bytes");
+    cr_assert(lab_equal_bytes(&l, b, &l, c) && lab_same(&l, b, &l, c), "other bytes");
     LAB_OK(l.api->seq_truncate(l.cache, b, 70, &err)); /* inside a demoted page */
     lab_append(&l, b, tokens + 70, 60);
     p.count = 130;
     LAB_OK(l.api->prefix_publish(l.cache, b, &p, &found, &err));
     cr_assert_leq(found, 80, "%u tokens: a page written in its final format at once is not published", found);
     lab_close(&l);
+}
+
+static uint32_t published(fixture *f, uint64_t sequence, uint32_t count)
+{
+    static const uint32_t tokens[64] = {0};
+    nbl_error err = NBL_INIT(nbl_error);
+    nbl_prefix p = NBL_INIT(nbl_prefix);
+    uint32_t found = 0;
+    p.tokens = tokens;
+    p.count = count;
+    EXPECT(f->c.api->prefix_publish(f->cache, sequence, &p, &found, &err), NBL_OK);
+    return found;
+}
+
+/* A fork that goes on in a layer that its parent has not begun gets centres of its own, and keeps to know from how many
+ * tokens those of the other layers come. */
+Test(cache_policy, forks_know_where_their_centres_come_from)
+{
+    nbl_cache_config config = fixture_config();
+    nbl_error err = NBL_INIT(nbl_error);
+    uint64_t child = 0;
+    config.flags = NBL_CACHE_PREFIX;
+    config.shape.centering = NBL_CENTERING_MEAN;
+    config.center_tokens = 32;
+    config.tokens_max = 160;
+    config.sequence_tokens_max = 40;
+    fixture f = fixture_open(config);
+    const uint64_t parent = fixture_seq(&f);
+    fixture_grow(&f, 0, parent, 36);
+    EXPECT(f.c.api->seq_fork(f.cache, parent, UINT32_MAX, &child, &err), NBL_OK);
+    fixture_grow(&f, 1, child, 36);
+    cr_assert_eq(published(&f, child, 36), 36, "not published");
+    fixture_close(&f);
+}
+
+/* A fork demotes no page twice; one that goes on inside a demoted page is not published, for its bytes would not be
+ * those of a recomputation. */
+Test(cache_policy, forks_know_what_is_demoted)
+{
+    static const nbl_policy_rule recent = {
+        .scope = NBL_SCOPE_RECENT, .tokens = 8, .k_format = NBL_INT8, .v_format = NBL_INT8};
+    nbl_cache_config config = fixture_config();
+    nbl_error err = NBL_INIT(nbl_error);
+    uint64_t whole = 0, inside = 0;
+    config.flags = NBL_CACHE_PREFIX;
+    config.sink_tokens = 0;
+    config.tokens_max = 160;
+    config.sequence_tokens_max = 40;
+    config.rules = &recent;
+    config.rule_count = 1;
+    fixture f = fixture_open(config);
+    const uint64_t parent = fixture_seq(&f);
+    for (uint32_t layer = 0; layer < 2; ++layer)
+        fixture_grow(&f, layer, parent, 24);
+    cr_assert_eq(fixture_stats(&f).pages_demoted, 4, "%d demoted", (int)fixture_stats(&f).pages_demoted);
+    EXPECT(f.c.api->seq_fork(f.cache, parent, UINT32_MAX, &whole, &err), NBL_OK);
+    EXPECT(f.c.api->seq_fork(f.cache, parent, 10, &inside, &err), NBL_OK);
+    for (uint32_t layer = 0; layer < 2; ++layer)
+        fixture_grow(&f, layer, whole, 4);
+    cr_assert_eq(fixture_stats(&f).pages_demoted, 5, "%d demoted", (int)fixture_stats(&f).pages_demoted);
+    for (uint32_t layer = 0; layer < 2; ++layer)
+        fixture_grow(&f, layer, inside, 18);
+    cr_assert_eq(published(&f, inside, 28), 0, "published");
+    cr_assert_eq(published(&f, whole, 28), 20, "not published");
+    fixture_close(&f);
 }

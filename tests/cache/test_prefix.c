@@ -173,6 +173,32 @@ Test(cache_prefix, published_pages_never_change)
     lab_close(&l);
 }
 
+/* A sequence whose tokens were published by another one has pages of its own. When the others are evicted, its own take
+ * their place at the next publish. */
+Test(cache_prefix, own_pages_take_the_place_of_evicted_ones)
+{
+    lab l;
+    uint32_t tokens[96];
+    nbl_error err = NBL_INIT(nbl_error);
+    nbl_cache_config config = prefix_config();
+    config.center_tokens = 32;
+    lab_open(&l, config);
+    lab_count(tokens, 96, 1);
+    const nbl_prefix p = prefix_of(tokens, 96, 0);
+    const uint64_t a = lab_filled(&l, tokens, 96, 0), b = lab_filled(&l, tokens, 96, 0);
+    cr_assert_eq(publish(&l, a, p), 96, "published");
+    cr_assert_eq(publish(&l, b, p), 96, "found");
+    LAB_OK(l.api->seq_free(l.cache, a, &err));
+    LAB_OK(l.api->prefix_clear(l.cache, &err));
+    cr_assert_eq(match(&l, p), 0, "still there");
+    cr_assert_eq(publish(&l, b, p), 96, "published again");
+    cr_assert_eq(match(&l, p), 96, "%u tokens found", match(&l, p));
+    const uint64_t c = lab_seq(&l);
+    cr_assert_eq(adopt(&l, c, p), 96, "adopted");
+    cr_assert(lab_same(&l, b, &l, c) && lab_equal_bytes(&l, b, &l, c), "other bits");
+    lab_close(&l);
+}
+
 /* ------------------------------------------------------------------------------------------------ eviction */
 
 static uint32_t stored, evicted, last_place;

@@ -300,7 +300,7 @@ Test(cache_reports, g1_cuts_of_appends)
             for (uint32_t t = 34; t < 74; t += cuts[cut])
                 lab_append(&l, s[cut], tokens + t, cuts[cut]);
         }
-        cr_assert(lab_equal_bytes(&l, s[0], s[1]) && lab_equal_bytes(&l, s[0], s[2]), "formats %u", i);
+        cr_assert(lab_equal_bytes(&l, s[0], &l, s[1]) && lab_equal_bytes(&l, s[0], &l, s[2]), "formats %u", i);
         lab_close(&l);
     }
 }
@@ -319,7 +319,7 @@ Test(cache_reports, g4_truncated_tokens_are_gone)
         cr_assert(lab_same(&l, a, &l, b), "kept %u: stale tokens", keep);
         lab_append(&l, a, tokens + 100, 20);
         lab_append(&l, b, tokens + 100, 20);
-        cr_assert(lab_same(&l, a, &l, b) && lab_equal_bytes(&l, a, b), "kept %u: after more tokens", keep);
+        cr_assert(lab_same(&l, a, &l, b) && lab_equal_bytes(&l, a, &l, b), "kept %u: after more tokens", keep);
         lab_close(&l);
     }
 }

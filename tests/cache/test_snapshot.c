@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "lab.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
@@ -244,6 +245,36 @@ static void folder_remove(const char *folder)
     cr_assert_eq(rmdir(folder), 0, "%s holds more than it should", folder);
 }
 
+/* A sequence whose centre comes from tokens that are gone is not published, also not after a journey. */
+Test(cache_snapshot, loose_centres_stay_loose)
+{
+    lab l;
+    uint32_t tokens[96];
+    nbl_error err = NBL_INIT(nbl_error);
+    nbl_prefix p = NBL_INIT(nbl_prefix);
+    nbl_cache_config config = lab_config();
+    config.flags = NBL_CACHE_PREFIX;
+    config.center_tokens = 32;
+    lab_open(&l, config);
+    lab_count(tokens, 96, 1);
+    p.tokens = tokens;
+    p.count = 96;
+    const uint64_t firm = lab_filled(&l, tokens, 96, 0), loose = lab_filled(&l, tokens, 96, 0);
+    LAB_OK(l.api->seq_truncate(l.cache, loose, 20, &err));
+    lab_append(&l, loose, tokens + 20, 76);
+    const uint64_t sequences[] = {loose, firm};
+    for (uint32_t i = 0; i < 2; ++i) {
+        blob b = snapshot_of(&l, sequences[i]);
+        uint64_t copy = 0;
+        uint32_t found = 1;
+        LAB_OK(l.api->snapshot_read(l.cache, b.data, b.bytes, &copy, &err));
+        LAB_OK(l.api->prefix_publish(l.cache, copy, &p, &found, &err));
+        cr_assert_eq(found, i == 0 ? 0 : 96, "sequence %u: %u tokens published", i, found);
+        free(b.data);
+    }
+    lab_close(&l);
+}
+
 Test(cache_snapshot, files)
 {
     lab l;
@@ -272,15 +303,64 @@ Test(cache_snapshot, files)
     folder_remove(folder);
 }
 
-static pid_t saver_start(const char *mode, const char *path)
+/* What snapshot_save asks of the system, in order: 'f' a file is synced, 'd' a folder, 'r' a file is renamed. These two
+ * go before the C library's, also for the library's calls. */
+static char asked[16];
+
+static void ask(char what)
+{
+    const size_t length = strlen(asked);
+    if (length + 1 < sizeof asked)
+        asked[length] = what;
+}
+
+__attribute__((visibility("default"))) int fsync(int fd)
+{
+    struct stat info;
+    ask(fstat(fd, &info) == 0 && S_ISDIR(info.st_mode) ? 'd' : 'f');
+    return fdatasync(fd);
+}
+
+__attribute__((visibility("default"))) int rename(const char *from, const char *to)
+{
+    ask('r');
+    return renameat(AT_FDCWD, from, AT_FDCWD, to);
+}
+
+/* A file is on the disk before it gets its name, and the name before the call returns. */
+Test(cache_snapshot, synced_in_order)
+{
+    lab l;
+    char folder[64], path[128];
+    uint32_t tokens[20];
+    nbl_error err = NBL_INIT(nbl_error);
+    folder_make(folder);
+    snprintf(path, sizeof path, "%s/s", folder);
+    lab_count(tokens, 20, 1);
+    lab_open(&l, lab_config());
+    const uint64_t s = lab_filled(&l, tokens, 20, 0);
+    memset(asked, 0, sizeof asked);
+    LAB_OK(l.api->snapshot_save(l.cache, s, path, &err));
+    cr_assert_str_eq(asked, "frd", "%s", asked);
+    lab_close(&l);
+    folder_remove(folder);
+}
+
+/* Starts the saver, its standard output on the descriptor `output` unless that is negative. */
+static pid_t saver_start(const char *mode, const char *path, int output)
 {
     extern char **environ;
+    posix_spawn_file_actions_t actions;
     char program[] = SAVER, name[128], word[16];
     snprintf(name, sizeof name, "%s", path);
     snprintf(word, sizeof word, "%s", mode);
     char *const arguments[] = {program, word, name, NULL};
     pid_t child = 0;
-    cr_assert_eq(posix_spawn(&child, SAVER, NULL, NULL, arguments, environ), 0, "cannot start " SAVER);
+    posix_spawn_file_actions_init(&actions);
+    if (output >= 0)
+        posix_spawn_file_actions_adddup2(&actions, output, STDOUT_FILENO);
+    cr_assert_eq(posix_spawn(&child, SAVER, &actions, NULL, arguments, environ), 0, "cannot start " SAVER);
+    posix_spawn_file_actions_destroy(&actions);
     return child;
 }
 
@@ -311,7 +391,7 @@ Test(cache_snapshot, another_process_gives_the_bits)
     snprintf(path, sizeof path, "%s/s", folder);
     for (uint32_t i = 0; i < 2; ++i) {
         int status = 0;
-        const pid_t child = saver_start(modes[i], path);
+        const pid_t child = saver_start(modes[i], path, -1);
         cr_assert_eq(waitpid(child, &status, 0), child, "wait");
         cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "%s: status %d", modes[i], status);
     }
@@ -334,7 +414,7 @@ Test(cache_snapshot, kill_200_times, .timeout = 300)
         uint64_t copy = 0;
         struct stat before = {0};
         (void)stat(path, &before);
-        const pid_t child = saver_start("loop", path);
+        const pid_t child = saver_start("loop", path, -1);
         for (uint32_t saves = 0; saves <= (seed >> 16 & 7u); ++saves) {
             wait_for_another(path, &before);
             (void)stat(path, &before);
@@ -353,6 +433,100 @@ Test(cache_snapshot, kill_200_times, .timeout = 300)
         LAB_OK(l.api->seq_free(l.cache, again, &err));
     }
     cr_assert_gt(lengths, 3, "the saver was always killed at the same place");
+    lab_close(&l);
+    folder_remove(folder);
+}
+
+/* ------------------------------------------------------------------------------------------------ kills, file tier */
+
+/* Runs the saver and kills it in one of its writes into the file tier, or soon after. Tells whether it was inside. */
+static bool tier_kill(const char *path, uint32_t random)
+{
+    int pipes[2];
+    char word = 0, last = 0;
+    cr_assert_eq(pipe2(pipes, O_CLOEXEC), 0, "pipe");
+    const pid_t child = saver_start("tier", path, pipes[1]);
+    close(pipes[1]);
+    for (uint32_t words = 0; words <= 2u * (random >> 28); ++words) /* 'b' */
+        cr_assert_eq(read(pipes[0], &last, 1), 1, "the saver has not written into the tier");
+    wait_us((long)(random >> 8) % 600);
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    while (read(pipes[0], &word, 1) == 1)
+        last = word;
+    close(pipes[0]);
+    return last == 'b';
+}
+
+/* A new cache over the folder that a killed process has used knows nothing, and works. */
+static void expect_clean_start(const char *folder)
+{
+    lab l;
+    uint32_t tokens[LAB_TIER_PROMPT], found = 1;
+    nbl_error err = NBL_INIT(nbl_error);
+    nbl_prefix p = NBL_INIT(nbl_prefix);
+    lab_open(&l, lab_tier_config(folder));
+    for (uint32_t prompt = 1; prompt <= 3; ++prompt) {
+        lab_count(tokens, LAB_TIER_PROMPT, 1000 * prompt);
+        p.tokens = tokens;
+        p.count = LAB_TIER_PROMPT;
+        LAB_OK(l.api->prefix_match(l.cache, &p, &found, &err));
+        cr_assert_eq(found, 0, "prompt %u: %u tokens of another process", prompt, found);
+        LAB_OK(l.api->seq_free(l.cache, lab_published(&l, prompt, tokens), &err));
+    }
+    p.count = LAB_TIER_PROMPT;
+    lab_count(tokens, LAB_TIER_PROMPT, 1000);
+    const uint64_t s = lab_seq(&l);
+    LAB_OK(l.api->seq_adopt(l.cache, s, &p, &found, &err));
+    cr_assert_eq(found, LAB_TIER_PROMPT, "%u tokens came back", found);
+    cr_assert(lab_stats(&l).file_pages_used > 0 && lab_stats(&l).tier_failures == 0, "the file is not in use");
+    cr_assert(lab_same(&l, s, &l, lab_filled(&l, tokens, LAB_TIER_PROMPT, 0)), "other bits");
+    lab_close(&l);
+}
+
+/* The snapshot that a killed process was replacing all the time is one of its prompts, whole. */
+static uint32_t expect_whole_prompt(lab *l, const char *path)
+{
+    uint32_t tokens[LAB_TIER_PROMPT], prompt = 0;
+    nbl_error err = NBL_INIT(nbl_error);
+    uint64_t copy = 0;
+    bool same = false;
+    LAB_OK(l->api->snapshot_load(l->cache, path, &copy, &err));
+    while (!same && prompt < LAB_TIER_PROMPTS) {
+        lab_count(tokens, LAB_TIER_PROMPT, 1000 * ++prompt);
+        const uint64_t again = lab_filled(l, tokens, LAB_TIER_PROMPT, 0);
+        same = lab_equal_bytes(l, copy, l, again) && lab_same(l, copy, l, again);
+        LAB_OK(l->api->seq_free(l->cache, again, &err));
+    }
+    cr_assert(same, "the snapshot is no prompt");
+    LAB_OK(l->api->seq_free(l->cache, copy, &err));
+    return prompt;
+}
+
+/* A process is killed 200 times while pages go into its file tier: the folder of the tier is empty each time, a new
+ * cache over it starts empty and works, and the snapshot is the old one or the new one. */
+Test(cache_snapshot, kill_200_times_in_the_file_tier, .timeout = 300)
+{
+    lab l;
+    char folder[64], tier[160], path[128];
+    uint32_t seed = 1, inside = 0, prompts = 0;
+    folder_make(folder);
+    snprintf(path, sizeof path, "%s/s", folder);
+    snprintf(tier, sizeof tier, "%s.tier", path);
+    nbl_cache_config config = lab_tier_config(NULL);
+    config.host_bytes = config.file_bytes = 0;
+    lab_open(&l, config);
+    for (uint32_t round = 0; round < 200; ++round) {
+        cr_assert_eq(mkdir(tier, 0700), 0, "mkdir");
+        inside += tier_kill(path, seed);
+        seed = seed * 1664525u + 1013904223u;
+        if (round % 10 == 0)
+            expect_clean_start(tier);
+        cr_assert_eq(rmdir(tier), 0, "round %u: the killed process has left a file in %s", round, tier);
+        prompts |= 1u << expect_whole_prompt(&l, path);
+    }
+    cr_assert(inside > 20 && inside < 200, "%u of 200 kills fell into a write", inside);
+    cr_assert(prompts & (prompts - 1u), "the saver was always killed at the same place");
     lab_close(&l);
     folder_remove(folder);
 }

@@ -3,12 +3,14 @@
 #include "lab.h"
 #include "ledger.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
-#define PROMPT 160u
+#define PROMPT LAB_TIER_PROMPT
 
 static uint32_t offloaded[3], restored[3], evicted[3];
 
@@ -23,20 +25,9 @@ static void count_event(void *user, const nbl_cache_event *event)
 /* A small device, so that prompts push each other out. */
 static nbl_cache_config tiers_config(uint64_t host_pages, uint64_t file_pages)
 {
-    nbl_cache_config config = lab_config();
-    nbl_cache_stats plan = NBL_INIT(nbl_cache_stats);
-    const nbl_api_v1 *api = NULL;
-    config.flags = NBL_CACHE_PREFIX;
-    config.sink_tokens = 0;
-    config.center_tokens = 32;
-    config.sequences_max = 2;
-    config.tokens_max = 2 * PROMPT;
-    cr_assert_eq(nbl_get_api(NULL, &api, NULL), NBL_OK, "no table");
-    cr_assert_eq(api->cache_plan(&config, &plan, NULL), NBL_OK, "plan");
-    const uint64_t page_bytes = (plan.code_bytes + plan.scale_bytes) / plan.pages_total[0];
-    config.host_bytes = host_pages * page_bytes;
-    config.file_bytes = file_pages * page_bytes;
-    config.file_folder = "/tmp";
+    nbl_cache_config config = lab_tier_config("/tmp");
+    config.host_bytes = config.host_bytes / LAB_TIER_HOST_PAGES * host_pages;
+    config.file_bytes = config.file_bytes / LAB_TIER_FILE_PAGES * file_pages;
     config.on_event = count_event;
     memset(offloaded, 0, sizeof offloaded);
     memset(restored, 0, sizeof restored);
@@ -49,16 +40,10 @@ static void prompt_run(lab *l, uint32_t prompt)
 {
     uint32_t tokens[PROMPT];
     nbl_error err = NBL_INIT(nbl_error);
-    nbl_prefix p = NBL_INIT(nbl_prefix);
-    lab_count(tokens, PROMPT, 1000 * prompt);
-    p.tokens = tokens;
-    p.count = PROMPT;
-    const uint64_t s = lab_filled(l, tokens, PROMPT, 0);
-    LAB_OK(l->api->prefix_publish(l->cache, s, &p, NULL, &err));
-    LAB_OK(l->api->seq_free(l->cache, s, &err));
+    LAB_OK(l->api->seq_free(l->cache, lab_published(l, prompt, tokens), &err));
 }
 
-/* Tokens of a prompt that are found; they must give the bits of a recomputation. */
+/* Tokens of a prompt that are found; they must be the bytes, and give the bits, of a recomputation. */
 static uint32_t prompt_find(lab *l, uint32_t prompt)
 {
     uint32_t tokens[PROMPT], found = 0;
@@ -75,7 +60,9 @@ static uint32_t prompt_find(lab *l, uint32_t prompt)
     nbl_cache_config config = tiers_config(0, 0);
     config.on_event = NULL;
     lab_open(&plain, config);
-    cr_assert(lab_same(l, s, &plain, lab_filled(&plain, tokens, PROMPT, 0)), "prompt %u: other bits", prompt);
+    const uint64_t again = lab_filled(&plain, tokens, PROMPT, 0);
+    cr_assert(lab_equal_bytes(l, s, &plain, again), "prompt %u: other bytes", prompt);
+    cr_assert(lab_same(l, s, &plain, again), "prompt %u: other bits", prompt);
     lab_close(&plain);
     LAB_OK(l->api->seq_free(l->cache, s, &err));
     return found;
@@ -130,6 +117,29 @@ Test(cache_tiers, budgets_hold)
     cr_assert_gt(stats.pages_evicted, 0, "nothing was evicted");
     cr_assert_eq(prompt_find(&l, 6), PROMPT, "the last prompt");
     cr_assert_lt(prompt_find(&l, 1), PROMPT, "the first prompt is partly gone");
+    lab_close(&l);
+}
+
+/* A prefix that is pinned while it is in the host tier stays there, whatever comes after it. */
+Test(cache_tiers, pinned_pages_stay)
+{
+    lab l;
+    uint32_t tokens[PROMPT], pinned = 0;
+    nbl_error err = NBL_INIT(nbl_error);
+    nbl_prefix p = NBL_INIT(nbl_prefix);
+    lab_open(&l, tiers_config(14, 0));
+    for (uint32_t prompt = 1; prompt <= 3; ++prompt)
+        prompt_run(&l, prompt);
+    lab_count(tokens, PROMPT, 1000);
+    p.tokens = tokens;
+    p.count = PROMPT;
+    LAB_OK(l.api->prefix_pin(l.cache, &p, &pinned, &err));
+    cr_assert_eq(pinned, PROMPT, "%u tokens pinned", pinned);
+    for (uint32_t prompt = 4; prompt <= 7; ++prompt)
+        prompt_run(&l, prompt);
+    cr_assert_gt(evicted[1], 0, "nothing had to go");
+    cr_assert_eq(prompt_find(&l, 1), PROMPT, "the pinned prompt is gone");
+    LAB_OK(l.api->prefix_unpin(l.cache, &p, pinned, &err));
     lab_close(&l);
 }
 
@@ -201,6 +211,28 @@ Test(cache_tiers, a_damaged_file_is_a_miss)
     cr_assert_lt(prompt_find(&l, 1), PROMPT, "a damaged page was used");
     const nbl_cache_stats stats = lab_stats(&l);
     cr_assert(stats.tier_failures > 0 && stats.pages_evicted > 0, "%d failures", (int)stats.tier_failures);
+    for (uint32_t prompt = 1; prompt <= 4; ++prompt)
+        (void)prompt_find(&l, prompt);
+    lab_close(&l);
+}
+
+/* A disk that is full, here a limit on the size of files: pages that cannot be written are evicted and counted, the
+ * others come back, and all bits are right. */
+Test(cache_tiers, a_full_disk_is_a_miss)
+{
+    lab l;
+    lab_open(&l, tiers_config(2, 60));
+    const nbl_cache_stats plan = lab_stats(&l);
+    const struct rlimit limit = {plan.file_bytes / 6, RLIM_INFINITY};
+    signal(SIGXFSZ, SIG_IGN);
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &limit), 0, "setrlimit");
+    for (uint32_t prompt = 1; prompt <= 4; ++prompt)
+        prompt_run(&l, prompt);
+    const nbl_cache_stats stats = lab_stats(&l);
+    cr_assert(stats.tier_failures > 0 && stats.pages_spilled > 0 && stats.file_pages_used == stats.pages_spilled,
+              "%d failures, %d spilled, %u in the file", (int)stats.tier_failures, (int)stats.pages_spilled,
+              stats.file_pages_used);
+    cr_assert_eq(stats.pages_evicted, stats.tier_failures, "%d evicted", (int)stats.pages_evicted);
     for (uint32_t prompt = 1; prompt <= 4; ++prompt)
         (void)prompt_find(&l, prompt);
     lab_close(&l);

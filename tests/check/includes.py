@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who may include whom: the layers of docs/SOUNDNESS.md, "Layers".
 
-abi sees itself. core sees abi and core, of core/num only layout.h, and core/cli only the application ABI. sim and each
+abi sees itself. core sees abi and core, of core/num only layout.h, and core/cli only the application ABI and the time
+model, sim/model, which itself sees layout.h and nibble_types.h. sim and each
 backend see the backend ABI, core/num and themselves, never each other. tests/oracle sees nibble_types.h and itself.
 """
 
@@ -22,7 +23,7 @@ def layer(path: str) -> str:
     """Layer of a file: its longest known folder."""
     if path.startswith("backends/"):
         return "/".join(path.split("/")[:2])
-    known = ("abi/include", "core/num", "core/cli", "core", "sim", "tests/oracle", "tests", "docs")
+    known = ("abi/include", "core/num", "core/cli", "core", "sim/model", "sim", "tests/oracle", "tests", "docs")
     return next((k for k in known if path.startswith(k + "/")), "")
 
 
@@ -35,14 +36,16 @@ def allowed(source: str, target: str) -> bool:
     if here == there:
         return True
     if there == "abi/include":
-        if here == "core/num" or here == "tests/oracle":
+        if here in ("core/num", "tests/oracle", "sim/model"):
             return file == "nibble_types.h"
         if here == "core/cli":
             return file != "nibble_backend.h"
         return here == "core" or file in ("nibble_types.h", "nibble_backend.h")
     if there == "core/num":
-        return file == "layout.h" if here in ("core", "core/cli") else here == "sim" or here.startswith("backends/")
-    return False
+        if here in ("core", "core/cli", "sim/model"):
+            return file == "layout.h"
+        return here == "sim" or here.startswith("backends/")
+    return there == "sim/model" and here == "core/cli"
 
 
 def resolve(root: Path, source: Path, name: str, ours: dict[str, list[str]]) -> str | None:
@@ -82,7 +85,7 @@ def check(root: Path) -> list[str]:
 
 NUM = {"core/num/e2m1.h": "", "core/num/layout.h": "", "abi/include/nibble/nibble_backend.h": "",
        "abi/include/nibble/nibble.h": "", "abi/include/nibble/nibble_types.h": "", "core/loader.h": "",
-       "sim/team.h": "", "tests/oracle/oracle.h": "", "backends/cuda/device.h": ""}
+       "sim/team.h": "", "sim/model/model.h": "", "tests/oracle/oracle.h": "", "backends/cuda/device.h": ""}
 
 
 def case(source: str, include: str, finding: str | None) -> Case:
@@ -101,6 +104,10 @@ CASES = [
     case("sim/ops/a.c", '"../../backends/cuda/device.h"', "sim may not include backends/cuda/device.h"),
     case("sim/ops/a.c", "<nibble/nibble.h>", "sim may not include"),
     case("sim/ops/a.c", '"e2m1.h"', None),
+    case("sim/model/a.c", '"e2m1.h"', "sim/model may not include core/num/e2m1.h"),
+    case("sim/ops/a.c", '"model/model.h"', "sim may not include sim/model/model.h"),
+    case("core/cli/a.c", '"model.h"', None),
+    case("core/a.c", '"model.h"', "core may not include sim/model/model.h"),
     case("backends/cuda/a.cu", '"team.h"', "backends/cuda may not include sim/team.h"),
     case("abi/include/nibble/x.h", '"../../../core/loader.h"', "abi/include may not include"),
     case("tests/oracle/a.c", '"core/num/e2m1.h"', "tests/oracle may not include"),

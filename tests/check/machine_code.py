@@ -35,6 +35,9 @@ RULES = (
     Rule("blackwell_kernel", "blackwell_attend", "120|121",
          (r"OMMA\.SF\.16864\.F32\.E2M1\.E2M1\.UE4M3\.4X", r"OMMA\.SF\.16864\.F32\.E2M1\.E2M1\.(U?E8)",
           r"QMMA\.16832\.F32\.E4M3\.E4M3"), (r"IMMA", r"HMMA", r"STL", r"LDL")),
+    Rule("blackwell_tensor_kernel", "blackwell_tensor", "100|103",
+         (r"UTCOMMA\.4X", r"UTCOMMA$", r"UTCQMMA", r"UTCCP", r"LDTM", r"STTM"), (r"IMMA", r"STL", r"LDL")),
+    Rule("blackwell_tensor_kernel", "blackwell_tensor", "80|89|90|120", (), (r"UTC", r"IMMA", r"STL", r"LDL")),
     Rule("blackwell_kernel", "blackwell_attend", "80|89|90|100|103", (r"IMMA\.16816\.S8\.S8",), (r"OMMA", r"QMMA")),
     Rule("decode_kernel", "decode", ".*", (r"IMMA\.16832\.S8\.[SU]8",), (r"HMMA",)),
     Rule("prefill_mma_kernel", "prefill_mma", ".*", (r"IMMA\.16832\.S8\.S8", r"IMMA\.16832\.U8\.S8"), (r"HMMA",)),
@@ -47,6 +50,8 @@ REGISTERS = {
     ("blackwell_kernel<2,1>", "sm_120f"): 168,
     ("blackwell_kernel<1,2>", "sm_120f"): 168,
     ("blackwell_kernel<1,4>", "sm_120f"): 255,
+    ("blackwell_tensor_kernel", "sm_100f"): 128,
+    ("blackwell_tensor_kernel", "sm_103f"): 128,
 }
 
 USED = re.compile(r"Used (\d+) registers")
@@ -144,6 +149,10 @@ def disassemble(build: Path) -> str | None:
 
 NATIVE = ("OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X R4, R8, R12, R4, R1, R2, URZ", "OMMA.SF.16864.F32.E2M1.E2M1.E8 R4",
           "@P0 QMMA.16832.F32.E4M3.E4M3 R4, R8, R12, R4")
+EMULATED = ("IMMA.16816.S8.S8 R1",)
+TENSOR = ("UTCOMMA gdesc[UR4]", "UTCOMMA.4X gdesc[UR4]", "UTCQMMA gdesc[UR4]", "UTCCP.T.S.4x32dp128bit tmem[UR4]",
+          "LDTM.x8 R4", "STTM.x8 tmem[UR4]")
+STUB = ("EXIT",)
 OTHERS = {"decode": ("decode_kernel", ("IMMA.16832.S8.U8 R1",)),
           "prefill_mma": ("prefill_mma_kernel", ("IMMA.16832.S8.S8 R1", "IMMA.16832.U8.S8 R1"))}
 
@@ -155,11 +164,13 @@ def mangled(kernel: str) -> str:
     return f"_ZN3abc{len(name)}{name}" + (f"I{arguments}EEv6params" if numbers else "E6params")
 
 
-def tree(codes: tuple[str, ...], arch: str = "120", more: int = 0) -> dict[str, str]:
-    """A build folder whose Blackwell kernel has these instructions and so many registers more than it may have; other
+def tree(codes: tuple[str, ...], arch: str = "120", more: int = 0, tensor: tuple[str, ...] = STUB) -> dict[str, str]:
+    """A build folder whose Blackwell kernels have these instructions and so many registers more than they may; other
     kernels keep their rules."""
+    kernels = {**OTHERS, "blackwell_attend": ("blackwell_kernel<2,1>", codes),
+               "blackwell_tensor": ("blackwell_tensor_kernel", tensor)}
     files = {"CMakeCache.txt": f"NIBBLE_CUDA_ARCHS:STRING={arch}f-real\n"}
-    for source, (kernel, lines) in {**OTHERS, "blackwell_attend": ("blackwell_kernel<2,1>", codes)}.items():
+    for source, (kernel, lines) in kernels.items():
         body = "".join(f"        /*{16 * i:04x}*/                   {line} ;\n" for i, line in enumerate(lines))
         files[f"backends/cuda/x/{source}.cu.o.sass"] = f"arch = sm_{arch}\n\t\tFunction : {mangled(kernel)}\n{body}"
     files["backends/cuda/x/b.cu.o.ptxas"] = "".join(
@@ -175,8 +186,11 @@ CASES = [
     Case(tree(NATIVE[:2]), "blackwell_kernel for sm_120 has no QMMA"),
     Case(tree((*NATIVE, "STL [R1], R2")), "blackwell_kernel for sm_120 has STL"),
     Case(tree((*NATIVE, "IMMA.16816.S8.S8 R1")), "blackwell_kernel for sm_120 has IMMA.16816.S8.S8"),
-    Case(tree(("IMMA.16816.S8.S8 R1",), "100"), None),
-    Case(tree(NATIVE, "100"), "blackwell_kernel for sm_100 has OMMA"),
+    Case(tree(NATIVE, tensor=TENSOR), "blackwell_tensor_kernel for sm_120 has UTCOMMA"),
+    Case(tree(EMULATED, "100", tensor=TENSOR), None),
+    Case(tree(EMULATED, "100", tensor=TENSOR[1:]), "blackwell_tensor_kernel for sm_100 has no UTCOMMA$"),
+    Case(tree(EMULATED, "100", tensor=STUB), "blackwell_tensor_kernel for sm_100 has no UTCQMMA"),
+    Case(tree(NATIVE, "100", tensor=TENSOR), "blackwell_kernel for sm_100 has OMMA"),
     Case(tree(NATIVE, more=1), "blackwell_kernel<2,1> for sm_120f uses 169 registers"),
     Case({"CMakeCache.txt": "NIBBLE_CUDA_ARCHS:STRING=120f-real\n"}, "no report about blackwell_kernel<1,1>"),
     Case(NO_CODE, "no machine code of blackwell_kernel for sm_120"),

@@ -168,6 +168,9 @@ def report(program: Program, outcome: Outcome) -> None:
           f" ({outcome.seconds:.1f} s)", flush=True)
     for line in outcome.skipped:
         print(f"  skipped: {line}")
+    for line in outcome.log.splitlines():
+        if line.startswith("left out: "):
+            print(f"  {line}")
     for line in outcome.failed:
         print(f"  FAILED: {line}")
     if outcome.failed:

@@ -79,8 +79,10 @@ Test(tool, usage_errors_name_the_option)
                "nibble: --hq: 7 query heads are not a multiple of 2 kv heads\n");
     assert_run(TOOL("attend", "--sm-scale", "nan"), 2,
                "nibble: --sm-scale: \"nan\" is not a number from 5.96046e-08 to 65536\n");
-    assert_run(TOOL("attend", "--generate", "cauchy"), 2,
-               "nibble: --generate: unknown distribution \"cauchy\" (known: gaussian, outliers, sinks, student-t)\n");
+    assert_run(
+        TOOL("attend", "--generate", "cauchy"), 2,
+        "nibble: --generate: unknown distribution \"cauchy\" (known: gaussian, outliers, sinks, student-t, outlier-30, "
+        "outlier-100, log-normal)\n");
     assert_run(TOOL("attend"), 2, "nibble: --input, --q --k --v, --generate: exactly one source is needed, 0 given\n");
     assert_run(TOOL("attend", "--generate", "gaussian", "--input", "x"), 2,
                "nibble: --input, --q --k --v, --generate: exactly one source is needed, 2 given\n");
@@ -872,6 +874,23 @@ Test(tool, bench_reports_each_recipe)
     }
 }
 
+Test(tool, bench_predicts_without_a_backend)
+{
+    json_t *all = tool_json(TOOL("bench", "--json", "--predict", "b200", "--hq", "32", "--hkv", "8", "--kv", "32768",
+                                 "--batch", "16", "--recipe", "kv4,bf16"));
+    cr_assert(json_is_false(json_object_get(all, "measured")), "a B200 was measured");
+    const json_t *row = json_array_get(json_object_get(all, "rows"), 1);
+    assert_keys(row, "op recipe kernel bound predicted_ms memory_ms issue_ms tensor_ms ex2_ms other_ms filled");
+    cr_assert(number_at(row, "predicted_ms") >= number_at(row, "memory_ms"), "faster than memory");
+    json_decref(all);
+    assert_run(TOOL("bench", "--predict", "v100"), 2,
+               "nibble: --predict: unknown GPU \"v100\" (known: h200, b200, b300, rtx5090)\n");
+    assert_run(TOOL("bench", "--predict", "h200", "--op", "gather"), 2,
+               "nibble: --predict: op gather has no model (known: attend, append, prefill)\n");
+    assert_run(TOOL("bench", "--predict", "h200", "--recipe", "mpfa"), 2,
+               "nibble: --predict: recipe mpfa has no counts (known: kv4, mxkv4, k4v8, qk4v8, kv8, bf16, fp16)\n");
+}
+
 Test(tool, bench_cold_goes_round_copies)
 {
     json_t *list = tool_json(
@@ -929,11 +948,24 @@ Test(tool, serve_sim_reads_a_trace)
     cr_assert_eq(result.exit_code, 0, "exit %d: %s", result.exit_code, result.err);
     cr_assert(strstr(result.out, "\"requests\": 2") != NULL, "%s", result.out);
     tool_free(&result);
-    static const char bad[] = "4 0 64 63 5\n";
-    cr_assert_eq(write(file, bad, sizeof bad - 1), (ssize_t)sizeof bad - 1, "write");
+    static const char *const bad[] = {"4 0 64 63 5",
+                                      "4 0 64 80",
+                                      "4 0 64 80 5 6",
+                                      "2 0 64 80 5",
+                                      "4 0 64 -80 5",
+                                      "4294967299 0 64 80 5",
+                                      "x 0 64 80 5",
+                                      "4 0 0 0 5",
+                                      "4 0 64 1048577 5",
+                                      "4 4294967296 64 80 5",
+                                      "4 0 64 80 99999999999999999999999"};
     char start[128];
     snprintf(start, sizeof start, "nibble: %s:5: needed are five numbers", path);
-    assert_refused(TOOL(SERVE, "--trace", path), 4, start);
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        cr_assert_eq(ftruncate(file, sizeof text - 1), 0, "ftruncate");
+        cr_assert_eq(pwrite(file, bad[i], strlen(bad[i]), sizeof text - 1), (ssize_t)strlen(bad[i]), "pwrite");
+        assert_refused(TOOL(SERVE, "--trace", path), 4, start);
+    }
     close(file);
     remove(path);
     assert_refused(TOOL(SERVE, "--trace", path), 4, "nibble: ");

@@ -179,11 +179,11 @@ static void describe(trial *t, uint32_t number)
 
 /* ------------------------------------------------------------------------------------------------ arrays */
 
-/* A format of one side: of the integer core, or of a pool of the float core; fp16 is in all regions or in none. */
-static uint32_t random_format(const trial *t, bool is_float, bool is_fp16)
+/* A format of one side: `fixed`, or else of the integer core, or of a pool of the float core. */
+static uint32_t random_format(const trial *t, bool is_float, uint32_t fixed)
 {
-    if (is_fp16) {
-        return NBL_FORMAT_FP16;
+    if (fixed != NBL_FORMAT_NONE) {
+        return fixed;
     }
     return is_float ? world_choice(t->w, float_formats, COUNT(float_formats))
                     : world_choice(t->w, formats, COUNT(formats) - t->is_decode);
@@ -198,8 +198,8 @@ static bool pool_is_float(const trial *t)
     return any;
 }
 
-/* NIBBLE_TEST_FORMATS: "float" makes every pool one of the float core, but for those of the decode and prefill kernels;
- * "fp4" makes every case one of the Blackwell core. */
+/* NIBBLE_TEST_FORMATS: "float" makes every pool one of the float core, also those shaped for decode and prefill; "fp4"
+ * makes every case one of the Blackwell core. */
 static bool only(const char *formats_named)
 {
     const char *text = getenv("NIBBLE_TEST_FORMATS");
@@ -213,14 +213,32 @@ static bool only_pages(void)
     return text != NULL && strcmp(text, "pages") == 0;
 }
 
+/* Formats that all regions of a float pool have, of K and V; NBL_FORMAT_NONE where they may differ. fp16 is in all
+ * regions or in none; a third of the pools has bf16 or fp16 alone, which fast kernels take. */
+static void fix_formats(const trial *t, uint32_t fixed[2])
+{
+    if (t->is_fp4) {
+        fixed[0] = world_choice(t->w, fp4_formats, COUNT(fp4_formats));
+        fixed[1] = NBL_FP8_E4M3;
+        return;
+    }
+    const uint32_t half = world_below(t->w, 3) == 0 ? NBL_FORMAT_FP16 : NBL_FORMAT_BF16;
+    const bool is_halves = world_below(t->w, 3) == 0;
+    for (uint32_t k = 0; k < 2u; ++k) {
+        fixed[k] = is_halves ? half : world_below(t->w, 4) == 0 ? NBL_FORMAT_FP16 : NBL_FORMAT_NONE;
+    }
+}
+
 static void make_pool(trial *t)
 {
     uint32_t pages_needed = 0;
-    bool is_float = !t->is_decode && !t->is_prefill && (world_below(t->w, 3) == 0 || only("float"));
+    bool is_float = only("float") || (!t->is_decode && !t->is_prefill && world_below(t->w, 3) == 0);
     t->is_fp4 = (is_float && !only("float") && world_below(t->w, 4) == 0) || only("fp4");
     is_float = is_float || t->is_fp4;
-    uint32_t fp4_format = world_choice(t->w, fp4_formats, COUNT(fp4_formats));
-    bool k_fp16 = is_float && world_below(t->w, 4) == 0, v_fp16 = is_float && world_below(t->w, 4) == 0;
+    uint32_t fixed[2] = {NBL_FORMAT_NONE, NBL_FORMAT_NONE};
+    if (is_float) {
+        fix_formats(t, fixed);
+    }
     for (uint32_t b = 0; b < t->batch; ++b) {
         pages_needed += (t->kv_len[b] + t->shape.page_tokens - 1u) / t->shape.page_tokens;
     }
@@ -229,8 +247,8 @@ static void make_pool(trial *t)
     for (uint32_t r = 0; r < t->region_count; ++r) {
         nbl_page_layout layout = NBL_INIT(nbl_page_layout);
         nbl_error err = NBL_INIT(nbl_error);
-        t->k_format[r] = t->is_fp4 ? fp4_format : random_format(t, is_float, k_fp16);
-        t->v_format[r] = t->is_fp4 ? (uint32_t)NBL_FP8_E4M3 : random_format(t, is_float, v_fp16);
+        t->k_format[r] = random_format(t, is_float, fixed[0]);
+        t->v_format[r] = random_format(t, is_float, fixed[1]);
         world_expect(t->w, &t->w->sides[0],
                      t->w->api->kv_layout(&t->shape, t->k_format[r], t->v_format[r], &layout, &err), &err, "kv_layout");
         t->codes[r] = world_array(t->w, layout.code_page_bytes * t->pages * t->shape.layers);

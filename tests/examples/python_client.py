@@ -11,6 +11,7 @@ import array
 import ctypes
 import gc
 import importlib.util
+import os
 import re
 import sys
 import unittest
@@ -23,6 +24,7 @@ if importlib.util.find_spec("nibble") is None:
 import nibble  # noqa: E402  (after the path is known)
 from nibble import abi, dlpack  # noqa: E402
 
+os.environ.pop("NIBBLE_BACKEND", None)  # it would go before BACKEND
 LIBRARY, BACKEND = (sys.argv + ["", ""])[1:3]
 HAS = {name: importlib.util.find_spec(name) is not None for name in ("numpy", "torch")}
 DIM, TOKENS, ROWS, KV_HEADS, Q_HEADS = 64, 70, 3, 2, 4

@@ -16,6 +16,8 @@ from pathlib import Path
 from common import check_consumers, expect, run
 
 NAMES = ["libnibble-dev", "libnibble1", "nibble-backend-sim", "nibble-tools"]
+CUDA = "nibble-backend-cuda"
+CUDA_PLUGIN = "usr/lib/nibble/libnibble-backend-cuda.so.1"
 
 
 def build_packages(build: Path, out: Path) -> list[Path]:
@@ -23,7 +25,7 @@ def build_packages(build: Path, out: Path) -> list[Path]:
     run("cpack", "-G", "DEB", "--config", build / "CPackConfig.cmake", "-B", out)
     packages = sorted(out.glob("*.deb"))
     names = [run("dpkg-deb", "-f", p, "Package").strip() for p in packages]
-    expect("packages", str([n for n in names if n != "nibble-backend-cuda"]), str(NAMES))
+    expect("packages", str([n for n in names if n != CUDA]), str(NAMES))
     for package, name in zip(packages, names):
         depends = run("dpkg-deb", "-f", package, "Depends")
         if name != "libnibble1" and "libnibble1 (= " not in depends:
@@ -31,6 +33,35 @@ def build_packages(build: Path, out: Path) -> list[Path]:
         if name != "libnibble-dev" and "libc6 (>= " not in depends:
             sys.exit(f"{name} does not say which libc6 it needs: {depends!r}")
     return packages
+
+
+def inspect_cuda(package: Path) -> None:
+    """Holds the plugin and nothing that a machine without a driver lacks."""
+    files = [line.split()[-1].removeprefix("./") for line in run("dpkg-deb", "--contents", package).splitlines()
+             if not line.startswith("d")]
+    expect("files of " + CUDA, str(files), str([CUDA_PLUGIN, f"usr/share/doc/{CUDA}/copyright"]))
+    depends = run("dpkg-deb", "-f", package, "Depends")
+    if "nvidia" in depends or "cuda" in depends:
+        sys.exit(f"{CUDA} depends on {depends!r}; the driver is only suggested")
+    expect("Suggests", run("dpkg-deb", "-f", package, "Suggests").strip(), "nvidia-driver")
+
+
+def use_cuda(root: Path, dpkg: list[str]) -> None:
+    """Its plugin is found, loads, and says what the machine lacks; after the removal it is missed by name."""
+    tool, plugin = root / "usr/bin/nibble", root / CUDA_PLUGIN
+    if Path("/dev/nvidiactl").exists():
+        text = run(tool, "info", "--backend", "cuda")
+        wanted = str(plugin)
+    else:
+        text = run(tool, "doctor", NIBBLE_BACKEND="cuda", status=1)
+        wanted = f"cuda: {plugin}: cuda: no NVIDIA driver"
+    if wanted not in text:
+        sys.exit(f"with {CUDA} installed: {text!r}, expected {wanted!r}")
+    run(*dpkg, "--remove", CUDA)
+    text = run(tool, "info", "--backend", "cuda", status=3)
+    wanted = f'nibble: --backend: backend "cuda": no libnibble-backend-cuda.so.1 in: {root}/usr/lib/nibble, '
+    if wanted not in text:
+        sys.exit(f"after the removal of {CUDA}: {text!r}, expected {wanted!r}")
 
 
 def prepare_root(root: Path) -> list[str]:
@@ -62,6 +93,12 @@ def main(build: Path) -> None:
         packages = build_packages(build, work / "packages")
         dpkg = prepare_root(root)
         run(*dpkg, "--install", *packages)
+        cuda = [p for p in packages if p.name.startswith(CUDA)]
+        if cuda:
+            inspect_cuda(cuda[0])
+            use_cuda(root, dpkg)
+        else:
+            print(f"left out: {CUDA}, this build has no CUDA backend (no nvcc)")
         check_consumers(root / "usr", work / "user")
         text = run(root / "usr/bin/nibble", "doctor", NIBBLE_BACKEND="sim")
         if "ok    sim result: " not in text:

@@ -298,6 +298,24 @@ Test(files, note_asks_for_instructions_this_cpu_lacks)
     expect_note_refused(offsetof(nbl_note_payload, isa_level), NBL_ISA_AARCH64, NBL_E_UNSUPPORTED, "", text);
 }
 
+/* A note that says it is longer than its segment, or shorter than ours, is none. */
+Test(files, note_of_another_size_is_none)
+{
+    static const uint32_t sizes[] = {0xfffffff0u, 0x10000u, sizeof(nbl_note_payload) - 4u, 0u};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        file_bytes bytes = read_mock("good", "mock");
+        unsigned char *head = find_payload(&bytes) - sizeof NBL_NOTE_OWNER - 1 - sizeof(Elf64_Nhdr);
+        Elf64_Nhdr note;
+        memcpy(&note, head, sizeof note);
+        cr_assert(note.n_type == NBL_NOTE_TYPE && note.n_descsz == sizeof(nbl_note_payload), "the note is not there");
+        note.n_descsz = sizes[i];
+        memcpy(head, &note, sizeof note);
+        expect_bytes_refused(bytes.data, bytes.count, NBL_E_BACKEND, "",
+                             " has no nibble ABI note (not a nibble backend, or built without the SDK)");
+        free(bytes.data);
+    }
+}
+
 Test(files, note_of_another_owner_is_none)
 {
     file_bytes bytes = read_mock("good", "mock");

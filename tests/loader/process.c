@@ -2,10 +2,12 @@
 /* Forks, threads, two runtimes in one process, raised privileges. */
 #include <dlfcn.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,6 +16,14 @@
 TestSuite(process, .init = clean_env, .timeout = 60);
 
 static const char *const good_dir = PLUGINS "/good";
+
+static void expect_child_is_good(pid_t pid)
+{
+    int result = 0;
+    cr_assert_eq(waitpid(pid, &result, 0), pid, "waitpid");
+    cr_assert(WIFEXITED(result), "the child was killed by signal %d", WTERMSIG(result));
+    cr_assert_eq(WEXITSTATUS(result), 0, "the child failed at step %d", WEXITSTATUS(result));
+}
 
 /* Runs body in a fork; it leaves with 0, or with the number of the step that failed. */
 static void expect_in_fork(int (*body)(void *), void *argument)
@@ -25,10 +35,7 @@ static void expect_in_fork(int (*body)(void *), void *argument)
         alarm(20);
         _exit(body(argument));
     }
-    int result = 0;
-    cr_assert_eq(waitpid(pid, &result, 0), pid, "waitpid");
-    cr_assert(WIFEXITED(result), "the child was killed by signal %d", WTERMSIG(result));
-    cr_assert_eq(WEXITSTATUS(result), 0, "the child failed at step %d", WEXITSTATUS(result));
+    expect_child_is_good(pid);
 }
 
 static int is_forked_error(nbl_status status, const nbl_error *err, const char *format, int parent)
@@ -64,6 +71,28 @@ Test(process, fork_after_load)
     const nbl_load_options options = options_of("mock", good_dir);
     nbl_runtime *runtime = expect_load(&options);
     expect_in_fork(child_after_load, runtime);
+    cr_assert_eq(api()->runtime_destroy(runtime, NULL), NBL_OK, "runtime_destroy");
+}
+
+/* A child that the C library knows nothing of, whose fork handlers have not run, is a child all the same. */
+static int child_of_clone(nbl_runtime *inherited)
+{
+    nbl_device *device = NULL;
+    nbl_error err = NBL_INIT(nbl_error);
+    const char *text = "nibble: runtime created in process %d, used in its fork %d; create the runtime after fork";
+    return !is_forked_error(api()->open(inherited, NULL, &device, &err), &err, text, getppid());
+}
+
+Test(process, clone_after_load)
+{
+    const nbl_load_options options = options_of("mock", good_dir);
+    nbl_runtime *runtime = expect_load(&options);
+    (void)fflush(NULL);
+    const long pid = syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL);
+    cr_assert_geq(pid, 0, "clone");
+    if (pid == 0)
+        _exit(child_of_clone(runtime));
+    expect_child_is_good((pid_t)pid);
     cr_assert_eq(api()->runtime_destroy(runtime, NULL), NBL_OK, "runtime_destroy");
 }
 

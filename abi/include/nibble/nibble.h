@@ -892,7 +892,7 @@ typedef struct nbl_api_v1 {
      * @retval NBL_OK
      * @retval NBL_E_INVALID    as prefix_publish
      * @retval NBL_E_NOT_FOUND  a page of them is not pinned; nothing has changed
-     * @retval NBL_E_RANGE      tokens is more than prefix->count
+     * @retval NBL_E_RANGE      tokens is more than prefix->count, or no multiple of page_tokens
      * @since ABI 1.1
      */
     nbl_status (*prefix_unpin)(nbl_cache *cache, const nbl_prefix *prefix, uint32_t tokens, nbl_error *err);
@@ -994,6 +994,32 @@ typedef struct nbl_api_v1 {
      */
     nbl_status (*cache_stats_text)(nbl_cache *cache, uint32_t format, char *buffer, uint64_t bytes, uint64_t *out_bytes,
                                    nbl_error *err);
+
+    /** Takes T tokens of one layer into pages that an engine has already quantized, nvfp4 or fp8_e4m3: codes and block
+     * scales move as they are.
+     *
+     * Computes   for every token t with slot >= 0 and every kv head h: the stored vector that decodes to
+     *            e2m1(k[t, h, d]) * e4m3(scale of d / 16), or e4m3(k[t, h, d]); v likewise. The tensor or head scale of
+     *            the engine is pool.k_scale[layer, h], which gather and attend multiply with (NUM 6.7)
+     * Shapes     k [T, Hk, Dk/2 or Dk] u8, v [T, Hk, Dv/2 or Dv] u8, one may be absent; scales [T, Hk, C] u8
+     *            or matrices (enum nbl_scale_layout; each 512 * ceil(rows / 128) * ceil(C / 4) bytes), rows being all
+     *            tokens from 0 to scale_token + T; any strides
+     * Numerics   NUM 6.8, exact: no value changes, but NaN codes become the code below
+     * Memory     inputs are not modified. Slots are all different; bytes of other slots are not touched. stats is
+     *            added to
+     * Ordering   see nbl_api_v1
+     * @retval NBL_OK             also for T = 0
+     * @retval NBL_E_INVALID      a shape, format, enum or required pointer is wrong, no region has the formats, or the
+     *                            pool transforms K (centering, k_hadamard) or V (v_hadamard): codes stay as they are
+     * @retval NBL_E_ALIGN        slots or stats is not aligned
+     * @retval NBL_E_OVERLAP      pool or stats overlap an input or each other
+     * @retval NBL_E_RANGE        a slot is outside, or in a region of other formats; where only the device can see it,
+     *                            at check
+     * @retval NBL_E_UNSUPPORTED  the backend has no append_coded
+     * @retval NBL_E_DEVICE       the launch failed
+     * @since ABI 1.1
+     */
+    nbl_status (*append_coded)(nbl_device *device, const nbl_append_coded_args *args, nbl_error *err);
 } nbl_api_v1;
 
 #ifndef NBL_NO_PROTOTYPES

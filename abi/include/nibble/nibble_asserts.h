@@ -27,6 +27,7 @@
 #define NBL_V1_BYTES_nbl_quant_stats 40u
 #define NBL_V1_BYTES_nbl_centers 40u
 #define NBL_V1_BYTES_nbl_append_args 328u
+#define NBL_V1_BYTES_nbl_append_coded_args 464u
 #define NBL_V1_BYTES_nbl_attend_args 680u
 #define NBL_V1_BYTES_nbl_gather_args 296u
 #define NBL_V1_BYTES_nbl_copy_pages_args 72u
@@ -180,6 +181,24 @@ NBL_ASSERT_FIELD(nbl_append_args, stats, 288);
 NBL_ASSERT_FIELD(nbl_append_args, workspace, 296);
 NBL_ASSERT_FIELD(nbl_append_args, workspace_bytes, 304);
 NBL_ASSERT_FIELD(nbl_append_args, stream, 312);
+
+NBL_ASSERT_SIZE(nbl_append_coded_args);
+NBL_ASSERT_FIELD(nbl_append_coded_args, struct_size, 0);
+NBL_ASSERT_FIELD(nbl_append_coded_args, flags, 4);
+NBL_ASSERT_FIELD(nbl_append_coded_args, next, 8);
+NBL_ASSERT_FIELD(nbl_append_coded_args, pool, 16);
+NBL_ASSERT_FIELD(nbl_append_coded_args, layer, 24);
+NBL_ASSERT_FIELD(nbl_append_coded_args, k_format, 28);
+NBL_ASSERT_FIELD(nbl_append_coded_args, v_format, 32);
+NBL_ASSERT_FIELD(nbl_append_coded_args, scale_layout, 36);
+NBL_ASSERT_FIELD(nbl_append_coded_args, k, 40);
+NBL_ASSERT_FIELD(nbl_append_coded_args, v, 136);
+NBL_ASSERT_FIELD(nbl_append_coded_args, k_scales, 232);
+NBL_ASSERT_FIELD(nbl_append_coded_args, v_scales, 328);
+NBL_ASSERT_FIELD(nbl_append_coded_args, slots, 424);
+NBL_ASSERT_FIELD(nbl_append_coded_args, scale_token, 432);
+NBL_ASSERT_FIELD(nbl_append_coded_args, stats, 440);
+NBL_ASSERT_FIELD(nbl_append_coded_args, stream, 448);
 
 NBL_ASSERT_SIZE(nbl_attend_args);
 NBL_ASSERT_FIELD(nbl_attend_args, struct_size, 0);
@@ -514,7 +533,7 @@ NBL_ASSERT_FIELD(nbl_api_request, abi_major, 4);
 NBL_ASSERT_FIELD(nbl_api_request, abi_minor_min, 8);
 NBL_ASSERT_FIELD(nbl_api_request, reserved, 12);
 
-NBL_STATIC_ASSERT(sizeof(nbl_api_v1) == 424u, "size of nbl_api_v1");
+NBL_STATIC_ASSERT(sizeof(nbl_api_v1) == 432u, "size of nbl_api_v1");
 NBL_ASSERT_FIELD(nbl_api_v1, struct_size, 0);
 NBL_ASSERT_FIELD(nbl_api_v1, abi_minor, 4);
 NBL_ASSERT_FIELD(nbl_api_v1, load, 8);
@@ -569,6 +588,7 @@ NBL_ASSERT_FIELD(nbl_api_v1, snapshot_read, 392);
 NBL_ASSERT_FIELD(nbl_api_v1, snapshot_load, 400);
 NBL_ASSERT_FIELD(nbl_api_v1, policy_parse, 408);
 NBL_ASSERT_FIELD(nbl_api_v1, cache_stats_text, 416);
+NBL_ASSERT_FIELD(nbl_api_v1, append_coded, 424);
 
 NBL_ASSERT_SIZE(nbl_host);
 NBL_ASSERT_FIELD(nbl_host, struct_size, 0);
@@ -586,7 +606,7 @@ NBL_ASSERT_FIELD(nbl_backend_request, abi_minor, 12);
 NBL_ASSERT_FIELD(nbl_backend_request, numerics_version, 16);
 NBL_ASSERT_FIELD(nbl_backend_request, layout_version, 20);
 
-NBL_STATIC_ASSERT(sizeof(nbl_backend_v1) == 160u, "size of nbl_backend_v1");
+NBL_STATIC_ASSERT(sizeof(nbl_backend_v1) == 168u, "size of nbl_backend_v1");
 NBL_ASSERT_FIELD(nbl_backend_v1, struct_size, 0);
 NBL_ASSERT_FIELD(nbl_backend_v1, abi_minor, 4);
 NBL_ASSERT_FIELD(nbl_backend_v1, name, 8);
@@ -608,6 +628,7 @@ NBL_ASSERT_FIELD(nbl_backend_v1, transcode, 128);
 NBL_ASSERT_FIELD(nbl_backend_v1, merge, 136);
 NBL_ASSERT_FIELD(nbl_backend_v1, host_alloc, 144);
 NBL_ASSERT_FIELD(nbl_backend_v1, host_free, 152);
+NBL_ASSERT_FIELD(nbl_backend_v1, append_coded, 160);
 
 NBL_ASSERT_SIZE(nbl_note_payload);
 NBL_ASSERT_FIELD(nbl_note_payload, magic, 0);

@@ -176,6 +176,11 @@ typedef struct nbl_backend_v1 {
      * @since backend ABI 1.1
      */
     void (*host_free)(nbl_device *device, void *memory);
+
+    /** Takes codes that an engine has quantized into pages (NUM 6.8). OPTIONAL since 1.1.
+     * @since backend ABI 1.1
+     */
+    nbl_status (*append_coded)(nbl_device *device, const nbl_append_coded_args *args, nbl_error *err);
 } nbl_backend_v1;
 
 /** Makes the entry visible in a plugin built with hidden symbols. */

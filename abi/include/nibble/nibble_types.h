@@ -123,7 +123,14 @@ template <typename T> static inline T nbl_init_struct()
 
 /* ------------------------------------------------------------------------------------------------ tensors */
 
-enum nbl_dtype { NBL_DTYPE_NONE = 0, NBL_F32 = 1, NBL_F16 = 2, NBL_BF16 = 3, NBL_DTYPE_MAX_ENUM = 0x7fffffff };
+enum nbl_dtype {
+    NBL_DTYPE_NONE = 0,
+    NBL_F32 = 1,
+    NBL_F16 = 2,
+    NBL_BF16 = 3,
+    NBL_U8 = 4, /**< bytes of codes and scales; append_coded alone takes them. Since ABI 1.1 */
+    NBL_DTYPE_MAX_ENUM = 0x7fffffff
+};
 
 #define NBL_RANK_MAX 5u
 
@@ -282,6 +289,7 @@ enum nbl_op {
     NBL_OP_COPY_PAGES = 4,
     NBL_OP_TRANSCODE = 5,
     NBL_OP_MERGE = 6,
+    NBL_OP_APPEND_CODED = 7, /**< since ABI 1.1 */
     NBL_OP_MAX_ENUM = 0x7fffffff
 };
 
@@ -330,6 +338,34 @@ typedef struct nbl_append_args {
     uint64_t workspace_bytes;
     nbl_stream stream;
 } nbl_append_args;
+
+/** How an engine holds the scales of its nvfp4 codes (docs/formats.md F9). C = ceil(D/16) scales of a vector. */
+enum nbl_scale_layout {
+    NBL_SCALES_LINEAR = 0, /**< [T, Hk, C] */
+    NBL_SCALES_128X4 = 1,  /**< matrices of rows of C scales in tiles of 128 rows and 4 columns, 512 bytes each, as
+                                block-scaled matrix products take them: [Hk, bytes], a row for each token, or
+                                [1, bytes], a row for each token and kv head, token * Hk + head */
+    NBL_SCALE_LAYOUT_MAX_ENUM = 0x7fffffff
+};
+
+/** Codes of T tokens that an engine has already quantized, and where they go. Since ABI 1.1. */
+typedef struct nbl_append_coded_args {
+    NBL_HEADER;
+    const nbl_pool *pool;
+    uint32_t layer;
+    uint32_t k_format;     /**< NBL_NVFP4 or NBL_FP8_E4M3; every slot's region has it. Not read without k */
+    uint32_t v_format;     /**< the same of v */
+    uint32_t scale_layout; /**< enum nbl_scale_layout, of nvfp4 */
+    nbl_tensor k;          /**< u8, fp8_e4m3: [T, Hk, Dk]; nvfp4: [T, Hk, Dk/2], element 2i in the low nibble of byte i;
+                                absent: K of the slots stays as it is */
+    nbl_tensor v;          /**< u8 [T, Hk, Dv] or [T, Hk, Dv/2], or absent */
+    nbl_tensor k_scales;   /**< u8 E4M3 as scale_layout says; only with nvfp4 */
+    nbl_tensor v_scales;
+    const int64_t *slots;   /**< [T] page*page_tokens + offset, or -1: skip this token */
+    uint64_t scale_token;   /**< 128X4: token of the matrices that the first token of the call is */
+    nbl_quant_stats *stats; /**< or NULL: vectors, and NaN codes and scales as nan_inputs */
+    nbl_stream stream;
+} nbl_append_coded_args;
 
 /* Flags of nbl_attend_args. */
 #define NBL_ATTEND_CAUSAL 1u       /**< key j visible to row i of a sequence iff j <= i + kv_len - q_len */

@@ -20,11 +20,9 @@
 #include "../attend.h"
 #include "../ptx/ptx.cuh"
 #include "../tile/blackwell_mma.cuh"
+#include "../tile/blackwell_tile.cuh"
 #include "../tile/finish.cuh"
-#include "../tile/fp4_query.cuh"
 #include "../tile/launch.cuh"
-#include "../tile/rows.cuh"
-#include "floatgrid.h"
 #include "rowsum.h"
 
 #define THREADS CUDA_TILE_TOKENS
@@ -36,7 +34,6 @@
 #define P_STRIDE (CUDA_TILE_TOKENS + 16u)             /* bytes; the words of 8 rows fall into different banks */
 #define Q_PAD 4u                                      /* words, for the same */
 #define SHARED_MAX (99u * 1024u)                      /* of a block, on the smallest GPUs that there are code for */
-#define P_LEAST (-10.0f) /* weights up to 2^-10 round to 0; all above are off ties (NUM 7.3) */
 
 namespace
 {
@@ -50,16 +47,6 @@ template <uint32_t M> struct alignas(16) fixed_memory {
     float z_most[WARPS][M_ROWS * M];
     float t_most[WARPS][M_ROWS * M];
     uint8_t p[M_ROWS * M][P_STRIDE];
-};
-
-/* Where K and V of a token are; codes NULL past the length. */
-struct alignas(16) token_place {
-    const uint8_t *k_codes;
-    const uint8_t *k_scales;
-    const uint8_t *v_codes; /* of element 0 */
-    float k_unit;           /* factor of the token's scores (mxfp4_16) */
-    uint16_t k_stride;      /* bytes from word to word */
-    uint16_t v_stride;      /* bytes from element to element */
 };
 
 template <uint32_t M> struct memory {
@@ -78,11 +65,6 @@ template <uint32_t M, uint32_t N> struct accumulators {
 };
 
 /* ------------------------------------------------------------------------------------------------ items */
-
-__host__ __device__ constexpr uint32_t steps_of(uint32_t k_dim_padded)
-{
-    return (k_dim_padded + FP4_STEP - 1u) / FP4_STEP;
-}
 
 /* Words of a row of queries: codes of whole steps and what sets the rows apart, then scales. */
 __host__ __device__ constexpr uint32_t code_stride_of(uint32_t k_dim_padded)
@@ -134,57 +116,7 @@ template <uint32_t M> __device__ bool init_item(const attend_params &p, const me
     return true;
 }
 
-/* Place of the thread's token of the tile at start. */
-template <uint32_t M>
-__device__ void find_place(const attend_params &p, const memory<M> &m, const item &it, int32_t start, uint32_t buffer)
-{
-    const uint32_t position = (uint32_t)start + threadIdx.x;
-    token_place at = {NULL, NULL, NULL, 1.0f, 0, 0};
-    if (position < (uint32_t)it.kv_len) {
-        const uint32_t token = position % p.pages.page_tokens;
-        const int32_t page = it.table[position / p.pages.page_tokens];
-        const cuda_region *region = cuda_region_find(&p.pages, page);
-        block16_part k = block16_part_at(&p.pages, region, (uint32_t)page, NBL_KIND_K, it.kv_head, p.k_dim);
-        block16_part v = block16_part_at(&p.pages, region, (uint32_t)page, NBL_KIND_V, it.kv_head, p.v_dim);
-        at.k_codes = k.codes + block16_code_byte(&k, token, 0);
-        at.k_scales = k.scales + token;
-        at.v_codes = v.codes + block16_code_byte(&v, token, 0);
-        at.k_stride = (uint16_t)(4u * nbl_layout_group_width(k.page_tokens, token, NBL_LAYOUT_K_GROUP_TOKENS));
-        at.v_stride = (uint16_t)nbl_layout_group_width(v.page_tokens, token, NBL_LAYOUT_V_GROUP_TOKENS);
-        at.k_unit = p.fp4_format == NBL_MXFP4_16 ? nbl_pow2(nbl_e8m0_decode_slot(*at.k_scales)) : 1.0f;
-    }
-    m.place[buffer][threadIdx.x] = at;
-}
-
 /* ------------------------------------------------------------------------------------------------ Q K^T */
-
-/* A step's scale word of a token as the MMA takes it (ptx/blockscale.cuh). Bytes that no quantizer writes read as in
- * NUM 6.1 and 5.10. */
-__device__ uint32_t scale_word(const attend_params &p, const token_place &at, uint32_t step)
-{
-    const bool is_mxfp4 = p.fp4_format == NBL_MXFP4;
-    const uint32_t planes = is_mxfp4 ? p.k_dim_padded / 32u : p.k_dim_padded / BLOCK16;
-    const uint32_t count = is_mxfp4 ? 2u : 4u;
-    const int32_t first = p.fp4_format == NBL_MXFP4_16 && at.k_codes != NULL ? nbl_e8m0_decode_slot(*at.k_scales) : 0;
-    uint32_t word = 0;
-#pragma unroll
-    for (uint32_t i = 0; i < 4u; ++i) {
-        const uint32_t plane = step * count + i;
-        if (i < count && plane < planes && at.k_codes != NULL) {
-            uint32_t byte = at.k_scales[plane * p.pages.page_tokens];
-            if (p.fp4_format == NBL_NVFP4) {
-                byte &= 0x7fu;
-                byte -= byte == 0x7fu;
-            } else if (is_mxfp4) {
-                byte = nbl_e8m0_encode(nbl_e8m0_decode_slot((uint8_t)byte));
-            } else {
-                byte = fp4_relative_scale(nbl_e8m0_decode_slot((uint8_t)byte), first);
-            }
-            word |= byte << (8u * i);
-        }
-    }
-    return word;
-}
 
 /* Scores of all rows and the warp's 32 tokens: n-tile n has tokens 8n + 2t, 8n + 2t + 1 of rows g and g + 8. */
 template <uint32_t M>
@@ -248,39 +180,6 @@ __device__ uint32_t row_of(uint32_t tile, uint32_t half)
     return tile * M_ROWS + threadIdx.x % 32u / 4u + UNIT * half;
 }
 
-/* What turns the thread's scores of a row into logits. */
-struct row_view {
-    float scale;
-    float slope;
-    int32_t position;
-    float base;
-    bool has_base;
-};
-
-template <uint32_t M>
-__device__ row_view view_of(const attend_params &p, const memory<M> &m, const item &it, uint32_t row)
-{
-    const row_state &r = m.fixed->row[row < it.rows ? row : 0u];
-    row_view v;
-    v.scale = p.cap != 0.0f ? p.cap : r.scale;
-    v.slope = p.alibi_slopes != NULL ? p.alibi_slopes[r.head] * NBL_LOG2E : 0.0f;
-    v.position = r.position;
-    v.base = r.base;
-    v.has_base = r.has_base;
-    return v;
-}
-
-__device__ float alibi_of(const attend_params &p, const row_view &v, int32_t position)
-{
-    return p.alibi_slopes != NULL ? v.slope * (float)(position - v.position) : 0.0f;
-}
-
-/* t of NUM 6.3. */
-__device__ float grid_logit(const row_view &v, float x, float a)
-{
-    return nbl_fma(x, v.scale, (a - v.base) + NBL_FLOAT_GRID);
-}
-
 /* Masks, the token's factor and soft cap (NUM 6.3): bit 8 * half + n of visible[tile] for the n-th token. True if a row
  * needs a base or a token is beyond it. */
 template <uint32_t M>
@@ -295,7 +194,7 @@ __device__ bool view_scores(const attend_params &p, const memory<M> &m, const it
         for (uint32_t half = 0; half < 2u; ++half) {
             const uint32_t row = row_of(tile, half);
             const row_state &r = m.fixed->row[row < it.rows ? row : 0u];
-            const row_view v = view_of(p, m, it, row);
+            const row_view v = view_of(p, r);
 #pragma unroll
             for (uint32_t n = 0; n < 8u; ++n) {
                 const int32_t position = start + (int32_t)token_of(n);
@@ -326,7 +225,7 @@ __device__ void put_maxima(const attend_params &p, const memory<M> &m, const ite
 #pragma unroll
     for (uint32_t i = 0; i < 2u * M; ++i) {
         const uint32_t tile = i / 2u, half = i % 2u;
-        const row_view v = view_of(p, m, it, row_of(tile, half));
+        const row_view v = view_of(p, m.fixed->row[row_of(tile, half) < it.rows ? row_of(tile, half) : 0u]);
         float z = -INFINITY, t = -INFINITY;
 #pragma unroll
         for (uint32_t n = 0; n < 8u; ++n) {
@@ -379,17 +278,15 @@ __device__ void weigh(const attend_params &p, const memory<M> &m, const item &it
 #pragma unroll
     for (uint32_t i = 0; i < 2u * M; ++i) {
         const uint32_t tile = i / 2u, half = i % 2u;
-        const row_view v = view_of(p, m, it, row_of(tile, half));
+        const row_view v = view_of(p, m.fixed->row[row_of(tile, half) < it.rows ? row_of(tile, half) : 0u]);
 #pragma unroll
         for (uint32_t n = 0; n < 8u; n += 2u) {
             float e[2];
 #pragma unroll
             for (uint32_t k = 0; k < 2u; ++k) {
                 const float a = alibi_of(p, v, start + (int32_t)token_of(n + k));
-                const float t = fminf(grid_logit(v, x[tile][n / 2u][2u * half + k], a), NBL_FLOAT_GRID);
-                const float u = (t - NBL_FLOAT_GRID) + 8.0f;
-                const bool counts = (visible[tile] >> (8u * half + n + k) & 1u) != 0 && u > P_LEAST;
-                e[k] = counts ? ptx_ex2(u) : 0.0f;
+                const bool counts = (visible[tile] >> (8u * half + n + k) & 1u) != 0;
+                e[k] = counts ? weight_of(v, x[tile][n / 2u][2u * half + k], a) : 0.0f;
             }
             *(uint16_t *)(void *)&m.fixed->p[row_of(tile, half)][token_of(n)] = (uint16_t)weight_codes(e[0], e[1]);
         }
@@ -426,27 +323,6 @@ template <uint32_t M> __device__ void add_sums(const memory<M> &m, float (&sums)
 __device__ uint32_t units_of_warp(const attend_params &p)
 {
     return (p.v_dim_padded / UNIT + WARPS - 1u) / WARPS;
-}
-
-/* Four E4M3 codes without NaN: they read as the code below (NUM 6.1). */
-__device__ uint32_t without_nan(uint32_t word)
-{
-    return word - (((word & 0x7f7f7f7fu) + 0x01010101u) >> 7 & 0x01010101u);
-}
-
-/* Element d of the tile's tokens 4 * quad to 4 * quad + 3. */
-__device__ uint32_t value_word(const token_place *place, uint32_t quad, uint32_t d, bool whole_groups)
-{
-    const token_place *at = place + 4u * quad;
-    if (whole_groups) {
-        return at->v_codes != NULL ? without_nan(*(const uint32_t *)(const void *)(at->v_codes + 4u * d)) : 0u;
-    }
-    uint32_t word = 0;
-#pragma unroll
-    for (uint32_t i = 0; i < 4u; ++i) {
-        word |= at[i].v_codes != NULL ? (uint32_t)at[i].v_codes[d * at[i].v_stride] << (8u * i) : 0u;
-    }
-    return without_nan(word);
 }
 
 template <uint32_t M, uint32_t N>
@@ -507,7 +383,7 @@ __device__ void do_tile(const attend_params &p, const memory<M> &m, const item &
         rescale(m, acc);
     }
     weigh(p, m, it, start, x, visible);
-    find_place(p, m, it, start + (int32_t)CUDA_TILE_TOKENS, buffer ^ 1u);
+    m.place[buffer ^ 1u][threadIdx.x] = place_of(p, it, start + (int32_t)CUDA_TILE_TOKENS);
     __syncthreads();
     add_sums(m, acc->sums);
     multiply_v(p, m, buffer, acc);
@@ -531,7 +407,7 @@ __device__ void do_chunk(const attend_params &p, const memory<M> &m, const item 
         m.fixed->row[threadIdx.x].rescale = 1.0f;
     }
     uint32_t buffer = 0;
-    find_place(p, m, it, begin + past, 0);
+    m.place[0][threadIdx.x] = place_of(p, it, begin + past);
     __syncthreads();
     for (int32_t start = begin + past; start < end; start += (int32_t)CUDA_TILE_TOKENS) {
         do_tile(p, m, it, start, buffer, acc);

@@ -3,12 +3,15 @@
  * @file float_attend.cu
  * @brief attend of the float core for every valid call (NUM 6): bf16 or fp16 MMAs on pages of any formats.
  *
- * A work item is a sequence, a kv head, up to 16 query rows, and one chunk (split) or all of them; a block of 128
- * threads does one. K and then V of a tile are brought as halves into one buffer of shared memory
+ * A work item is a sequence, a kv head, up to 16 query rows, and a few chunks (split) or all of them; a block of 128
+ * threads does one. K and then V of a tile are brought as halves into a stage of shared memory
  *
  *     [Dp/8][128 tokens] units of 16 bytes: 8 elements of a token
  *
- * whose 8 tokens x 16 bytes are the matrices that ldmatrix loads: as they are for K, transposed for V. Each warp
+ * whose 8 tokens x 16 bytes are the matrices that ldmatrix loads: as they are for K, transposed for V. Other formats
+ * are decoded by the threads into one stage. Pages of bf16 or fp16 alone are stored in such units: they stream into a
+ * ring of stages by cp.async while the stages before are worked on, in a kernel of their own that leaves out ALiBi,
+ * soft cap and tree masks, so that its loop fits the instruction cache. Each warp
  * multiplies Q with 32 tokens; P goes through shared memory; then each warp has a quarter of the columns of O, whose
  * accumulators stay in the tensor core's hands for a whole chunk (NUM 6.4).
  */
@@ -28,9 +31,23 @@
 #define P_STRIDE (CUDA_TILE_TOKENS + UNIT)            /* halves; rows of ldmatrix fall into different banks */
 #define TOKEN_TILES (CUDA_TILE_TOKENS / WARPS / UNIT) /* n-tiles of a warp in Q K^T */
 #define K_STEP 16u                                    /* of an MMA */
+#define STREAM_STAGES 3u                              /* of the ring; at D = 128 two blocks fit a multiprocessor */
+#define STREAM_DIM_MAX 256u
+#define BLOCK_CHUNKS_MAX 4u     /* of a split call */
+#define BLOCKS_PER_PROCESSOR 6u /* at least so many, so that the last ones end about together */
 
 namespace
 {
+
+/* Kernels: for any call, or for pages of bf16 or fp16 that stream. */
+enum mode { GENERAL, STREAM_BF16, STREAM_FP16 };
+
+template <mode M> constexpr uint32_t stages_of = M == GENERAL ? 1u : STREAM_STAGES;
+
+template <mode M> __device__ bool is_fp16(uint32_t flag)
+{
+    return M == GENERAL ? flag != 0 : M == STREAM_FP16;
+}
 
 /* Shared memory of a block; the arrays of a call's dimensions follow it. */
 struct alignas(16) fixed_memory {
@@ -43,7 +60,8 @@ struct alignas(16) fixed_memory {
 
 struct memory {
     fixed_memory *fixed;
-    uint4 *tile;
+    uint4 *tile; /* the stages; between chunks the rows of O */
+    uint32_t stage_units;
     uint16_t *q; /* [ROWS][q_stride] */
     uint32_t q_stride;
 };
@@ -55,7 +73,8 @@ template <uint32_t N> struct accumulators {
 
 /* ------------------------------------------------------------------------------------------------ items */
 
-__device__ bool init_item(const attend_params &p, const memory &m, uint32_t block, item *it)
+/* Sequence, rows and positions of the item; false if there are none. */
+__device__ bool find_item(const attend_params &p, uint32_t block, item *it)
 {
     cuda_sequence sequence = p.sequences[it->sequence];
     int64_t left = (int64_t)sequence.q_len * p.group_rows - (int64_t)block * ROWS;
@@ -66,28 +85,31 @@ __device__ bool init_item(const attend_params &p, const memory &m, uint32_t bloc
     it->q_len = sequence.q_len;
     it->kv_len = sequence.kv_len;
     it->table = p.page_table + (uint64_t)it->sequence * p.page_table_stride;
-    if (threadIdx.x < it->rows) {
-        init_row(p, *it, (uint32_t)sequence.q_first, block * ROWS + threadIdx.x, &m.fixed->row[threadIdx.x]);
-    }
-    __syncthreads();
-    it->first = INT32_MAX;
-    it->end = 0;
-    for (uint32_t i = 0; i < it->rows; ++i) {
-        it->first = min(it->first, m.fixed->row[i].first);
-        it->end = max(it->end, m.fixed->row[i].end);
-    }
+    const int64_t position = (int64_t)it->kv_len - it->q_len;
+    it->first = visible_range_of(p, it->kv_len, position + block * ROWS / p.group_rows).first;
+    it->end = visible_range_of(p, it->kv_len, position + (block * ROWS + it->rows - 1u) / p.group_rows).end;
+    return true;
+}
+
+/* The item's rows and queries in shared memory; a barrier has to follow. */
+__device__ void load_rows(const attend_params &p, const memory &m, uint32_t block, const item &it)
+{
+    const uint32_t q_first = (uint32_t)p.sequences[it.sequence].q_first;
     const uint32_t units = p.k_dim_padded / UNIT;
+    if (threadIdx.x < it.rows) {
+        init_row(p, it, q_first, block * ROWS + threadIdx.x, &m.fixed->row[threadIdx.x]);
+    }
     for (uint32_t i = threadIdx.x; i < ROWS * units; i += THREADS) {
-        uint32_t row = i / units;
+        const uint32_t row = i / units, in_head = block * ROWS + row;
         uint4 word = make_uint4(0, 0, 0, 0);
-        if (row < it->rows) {
+        if (row < it.rows) {
+            const uint64_t index = (uint64_t)(q_first + in_head / p.group_rows) * p.q_heads +
+                                   it.kv_head * p.group_rows + in_head % p.group_rows;
             const uint16_t *halves = (const uint16_t *)(const void *)p.codes;
-            halves += (uint64_t)m.fixed->row[row].index * p.k_dim_padded + i % units * UNIT;
-            word = *(const uint4 *)(const void *)halves;
+            word = *(const uint4 *)(const void *)(halves + index * p.k_dim_padded + i % units * UNIT);
         }
         *(uint4 *)(void *)(m.q + row * m.q_stride + i % units * UNIT) = word;
     }
-    return true;
 }
 
 /* ------------------------------------------------------------------------------------------------ tiles */
@@ -102,10 +124,9 @@ struct token_place {
     const uint8_t *scales;
 };
 
-__device__ token_place place_of(const attend_params &p, const item &it, uint32_t position, uint32_t kind)
+__device__ token_place place_of(const attend_params &p, const item &it, uint32_t position, int32_t page, uint32_t kind)
 {
     uint32_t token = position % p.pages.page_tokens;
-    int32_t page = it.table[position / p.pages.page_tokens];
     const cuda_region *region = cuda_region_find(&p.pages, page);
     block16_part part =
         block16_part_at(&p.pages, region, (uint32_t)page, kind, it.kv_head, kind == NBL_KIND_K ? p.k_dim : p.v_dim);
@@ -173,18 +194,9 @@ __device__ uint4 decode_unit(const token_place &at, uint32_t unit, float scale)
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-/* Brings K or V of the thread's token into the tile; zeros past the length. */
-__device__ void load_tile(const attend_params &p, const memory &m, const item &it, uint32_t position, uint32_t kind)
+/* Decodes K or V of the thread's token into the one stage. */
+__device__ void decode_token(const token_place &at, uint32_t padded, uint4 *to)
 {
-    const uint32_t padded = kind == NBL_KIND_K ? p.k_dim_padded : p.v_dim_padded;
-    uint4 *to = m.tile + threadIdx.x;
-    if (position >= (uint32_t)it.kv_len) {
-        for (uint32_t unit = 0; unit < padded / UNIT; ++unit) {
-            to[unit * CUDA_TILE_TOKENS] = make_uint4(0, 0, 0, 0);
-        }
-        return;
-    }
-    token_place at = place_of(p, it, position, kind);
     if (nbl_layout_code_bits(at.format) == 16u) {
         const uint4 *from = (const uint4 *)(const void *)at.codes;
 #pragma unroll 8
@@ -200,16 +212,117 @@ __device__ void load_tile(const attend_params &p, const memory &m, const item &i
     }
 }
 
+/* The tiles of a chunk on their way into the stages, K and V of a tile after each other; each thread has a token. */
+struct stream {
+    uint32_t begin; /* of the first tile */
+    uint32_t asked; /* tiles of K and V */
+    uint32_t taken;
+    uint32_t position; /* of the thread's token in the tile to ask for */
+    uint32_t end;      /* of the tiles */
+    int32_t page;      /* of that token, where the sequence has it */
+};
+
+__device__ void find_page(const attend_params &p, const item &it, stream *s)
+{
+    if (s->position < (uint32_t)it.kv_len && s->position < s->end + threadIdx.x) {
+        s->page = it.table[s->position / p.pages.page_tokens];
+    }
+}
+
+/* Asks for K or V of the thread's token, of 16 bits. */
+__device__ void copy_token(const attend_params &p, const item &it, const stream &s, uint32_t kind, uint32_t padded,
+                           uint4 *to)
+{
+    const uint32_t token = s.position % p.pages.page_tokens;
+    const cuda_region *region = cuda_region_find(&p.pages, s.page);
+    const uint8_t *from = region->codes + (uint64_t)((uint32_t)s.page - region->first_page) * region->code_page_stride;
+    from += kind == NBL_KIND_K ? (uint64_t)it.kv_head * region->k_code_head_bytes
+                               : region->v_code_offset + (uint64_t)it.kv_head * region->v_code_head_bytes;
+    from += nbl_layout_half_byte(padded, p.pages.page_tokens, token, 0);
+    const uint32_t step = 16u * nbl_layout_group_width(p.pages.page_tokens, token, NBL_LAYOUT_K_GROUP_TOKENS);
+    const uint32_t shared = ptx_shared_address(to);
+#pragma unroll 4
+    for (uint32_t unit = 0; unit < padded / UNIT; ++unit) {
+        ptx_cp_async_16(shared + unit * CUDA_TILE_TOKENS * 16u, from + unit * step);
+    }
+}
+
+/* Brings K or V of a tile into its stage, or asks for it; zeros past the length. */
+template <mode M> __device__ void ask(const attend_params &p, const memory &m, const item &it, stream *s)
+{
+    const uint32_t kind = s->asked % 2u == 0 ? (uint32_t)NBL_KIND_K : (uint32_t)NBL_KIND_V;
+    const uint32_t padded = kind == NBL_KIND_K ? p.k_dim_padded : p.v_dim_padded;
+    uint4 *to = m.tile + s->asked % stages_of<M> * m.stage_units + threadIdx.x;
+    if (s->position < s->end + threadIdx.x) {
+        if (s->position >= (uint32_t)it.kv_len) {
+#pragma unroll 1
+            for (uint32_t unit = 0; unit < padded / UNIT; ++unit) {
+                to[unit * CUDA_TILE_TOKENS] = make_uint4(0, 0, 0, 0);
+            }
+        } else if constexpr (M == GENERAL) {
+            decode_token(place_of(p, it, s->position, s->page, kind), padded, to);
+        } else {
+            copy_token(p, it, *s, kind, padded, to);
+        }
+    }
+    if constexpr (M != GENERAL) {
+        ptx_cp_async_commit();
+    }
+    if (kind == NBL_KIND_V) {
+        s->position += CUDA_TILE_TOKENS;
+        find_page(p, it, s);
+    }
+    s->asked++;
+}
+
+/* The stream of chunks first..last - 1 of the range: the tiles that some row sees. */
+template <mode M>
+__device__ stream open_stream(const attend_params &p, const memory &m, const item &it, uint32_t first, uint32_t last)
+{
+    const int32_t begin = (int32_t)((p.first_chunk + first) * NBL_CHUNK_TOKENS);
+    const int32_t end = min((int32_t)((p.first_chunk + last) * NBL_CHUNK_TOKENS), it.end);
+    stream s;
+    s.begin = (uint32_t)max(begin, it.first / (int32_t)CUDA_TILE_TOKENS * (int32_t)CUDA_TILE_TOKENS);
+    s.asked = s.taken = 0;
+    s.page = 0;
+    s.position = s.begin + threadIdx.x;
+    s.end = (uint32_t)max(end, 0);
+    find_page(p, it, &s);
+#pragma unroll 1
+    for (uint32_t i = 1; i < stages_of<M>; ++i) {
+        ask<M>(p, m, it, &s);
+    }
+    return s;
+}
+
+/* The next tile of the stream, K or V; all threads are past the one before. */
+template <mode M> __device__ const uint4 *take(const attend_params &p, const memory &m, const item &it, stream *s)
+{
+    const uint4 *tile = m.tile + s->taken % stages_of<M> * m.stage_units;
+    if constexpr (M != GENERAL) {
+        ptx_cp_async_wait<(int)stages_of<M> - 2>();
+        __syncthreads();
+        ask<M>(p, m, it, s);
+    } else {
+        __syncthreads();
+        ask<M>(p, m, it, s);
+        __syncthreads();
+    }
+    s->taken++;
+    return tile;
+}
+
 /* ------------------------------------------------------------------------------------------------ Q K^T */
 
 /* Scores of 16 rows and the warp's 32 tokens: n-tile i has tokens 8i + 2t, 8i + 2t + 1 of rows g and g + 8. */
-__device__ void multiply_k(const attend_params &p, const memory &m, float (&s)[TOKEN_TILES][4])
+template <mode M>
+__device__ void multiply_k(const attend_params &p, const memory &m, const uint4 *tile, float (&s)[TOKEN_TILES][4])
 {
     const uint32_t lane = threadIdx.x % 32u, warp = threadIdx.x / 32u;
     const uint32_t q_at =
         ptx_shared_address(m.q + (lane % 8u + 8u * (lane / 8u % 2u)) * m.q_stride + lane / 16u * UNIT);
     const uint32_t k_at =
-        ptx_shared_address(m.tile + lane / 8u % 2u * CUDA_TILE_TOKENS + 32u * warp + 8u * (lane / 16u) + lane % 8u);
+        ptx_shared_address(tile + lane / 8u % 2u * CUDA_TILE_TOKENS + 32u * warp + 8u * (lane / 16u) + lane % 8u);
 #pragma unroll
     for (uint32_t i = 0; i < TOKEN_TILES; ++i) {
         s[i][0] = s[i][1] = s[i][2] = s[i][3] = 0.0f;
@@ -220,8 +333,8 @@ __device__ void multiply_k(const attend_params &p, const memory &m, float (&s)[T
 #pragma unroll
         for (uint32_t pair = 0; pair < TOKEN_TILES / 2u; ++pair) {
             ptx_ldmatrix_x4(b, k_at + (2u * step * CUDA_TILE_TOKENS + 16u * pair) * 16u);
-            ptx_mma_half(s[2u * pair], a, b[0], b[1], p.k_fp16 != 0);
-            ptx_mma_half(s[2u * pair + 1u], a, b[2], b[3], p.k_fp16 != 0);
+            ptx_mma_half(s[2u * pair], a, b[0], b[1], is_fp16<M>(p.k_fp16));
+            ptx_mma_half(s[2u * pair + 1u], a, b[2], b[3], is_fp16<M>(p.k_fp16));
         }
     }
 }
@@ -249,6 +362,7 @@ __device__ uint32_t row_of(uint32_t half)
 }
 
 /* Masks, ALiBi and soft cap (NUM 6.3). */
+template <mode M>
 __device__ void view_scores(const attend_params &p, const memory &m, const item &it, int32_t start,
                             const float (&s)[TOKEN_TILES][4], scores *v)
 {
@@ -256,6 +370,18 @@ __device__ void view_scores(const attend_params &p, const memory &m, const item 
     for (uint32_t half = 0; half < 2u; ++half) {
         const bool has_row = row_of(half) < it.rows;
         const row_state &r = m.fixed->row[has_row ? row_of(half) : 0u];
+        if constexpr (M != GENERAL) {
+            v->scale[half] = r.scale;
+            const int32_t first = r.first, end = has_row ? r.end : 0;
+#pragma unroll
+            for (uint32_t n = 0; n < 8u; ++n) {
+                const int32_t position = start + (int32_t)token_of(n);
+                v->visible[half][n] = position >= first && position < end;
+                v->x[half][n] = s[n / 2u][2u * half + n % 2u];
+                v->a[half][n] = 0.0f;
+            }
+            continue;
+        }
         const float slope = p.alibi_slopes != NULL ? p.alibi_slopes[r.head] * NBL_LOG2E : 0.0f;
         v->scale[half] = p.cap != 0.0f ? p.cap : r.scale;
 #pragma unroll
@@ -338,9 +464,9 @@ __device__ void move_bases(const memory &m, const item &it, scores *v)
 }
 
 /* P of the thread's tokens into place. */
-__device__ void weigh(const attend_params &p, const memory &m, const scores &v)
+template <mode M> __device__ void weigh(const attend_params &p, const memory &m, const scores &v)
 {
-    const float least = p.v_fp16 ? NBL_FLOAT_WEIGHT_MIN_FP16 : NBL_WEIGHT_MIN;
+    const float least = is_fp16<M>(p.v_fp16) ? NBL_FLOAT_WEIGHT_MIN_FP16 : NBL_WEIGHT_MIN;
 #pragma unroll
     for (uint32_t half = 0; half < 2u; ++half) {
 #pragma unroll
@@ -352,7 +478,7 @@ __device__ void weigh(const attend_params &p, const memory &m, const scores &v)
                 e[i] = v.visible[half][n + i] && u >= least ? ptx_ex2(u) : 0.0f;
             }
             *(uint32_t *)(void *)&m.fixed->p[row_of(half)][token_of(n)] =
-                p.v_fp16 ? ptx_cvt_f16x2(e[1], e[0]) : ptx_cvt_bf16x2(e[1], e[0]);
+                is_fp16<M>(p.v_fp16) ? ptx_cvt_f16x2(e[1], e[0]) : ptx_cvt_bf16x2(e[1], e[0]);
         }
     }
 }
@@ -371,13 +497,13 @@ __device__ uint32_t sum_class(void)
 }
 
 /* s_r of NUM 6.4, two for each thread. */
-__device__ void add_sums(const attend_params &p, const memory &m, float (&sums)[2])
+template <mode M> __device__ void add_sums(const attend_params &p, const memory &m, float (&sums)[2])
 {
 #pragma unroll
     for (uint32_t k = 0; k < CUDA_TILE_TOKENS / NBL_PARTIAL_SUMS; ++k) {
         uint32_t word = *(const uint32_t *)(const void *)&m.fixed->p[sum_row()][k * NBL_PARTIAL_SUMS + sum_class()];
-        sums[0] += nbl_half_decode((uint16_t)word, p.v_fp16 != 0);
-        sums[1] += nbl_half_decode((uint16_t)(word >> 16), p.v_fp16 != 0);
+        sums[0] += ptx_half_low(word, is_fp16<M>(p.v_fp16));
+        sums[1] += ptx_half_high(word, is_fp16<M>(p.v_fp16));
     }
 }
 
@@ -387,12 +513,13 @@ __device__ uint32_t units_of_warp(const attend_params &p)
     return p.v_dim_padded / UNIT / WARPS;
 }
 
-template <uint32_t N> __device__ void multiply_v(const attend_params &p, const memory &m, accumulators<N> *acc)
+template <uint32_t N, mode M>
+__device__ void multiply_v(const attend_params &p, const memory &m, const uint4 *tile, accumulators<N> *acc)
 {
     const uint32_t lane = threadIdx.x % 32u;
     const uint32_t units = units_of_warp(p), first = threadIdx.x / 32u * units;
     const uint32_t p_at = ptx_shared_address(&m.fixed->p[lane % 8u + 8u * (lane / 8u % 2u)][lane / 16u * UNIT]);
-    const uint32_t v_at = ptx_shared_address(m.tile + 8u * (lane / 8u % 2u) + lane % 8u);
+    const uint32_t v_at = ptx_shared_address(tile + 8u * (lane / 8u % 2u) + lane % 8u);
     for (uint32_t step = 0; step < CUDA_TILE_TOKENS / K_STEP; ++step) {
         uint32_t a[4], b[4];
         ptx_ldmatrix_x4(a, p_at + step * K_STEP * 2u);
@@ -401,9 +528,9 @@ template <uint32_t N> __device__ void multiply_v(const attend_params &p, const m
             if (i < units) {
                 uint32_t unit = first + min(i + lane / 16u, units - 1u);
                 ptx_ldmatrix_x4_trans(b, v_at + (unit * CUDA_TILE_TOKENS + step * K_STEP) * 16u);
-                ptx_mma_half(acc->o[i], a, b[0], b[1], p.v_fp16 != 0);
+                ptx_mma_half(acc->o[i], a, b[0], b[1], is_fp16<M>(p.v_fp16));
                 if (N > 1u && i + 1u < units) {
-                    ptx_mma_half(acc->o[i + 1u], a, b[2], b[3], p.v_fp16 != 0);
+                    ptx_mma_half(acc->o[i + 1u], a, b[2], b[3], is_fp16<M>(p.v_fp16));
                 }
             }
         }
@@ -424,43 +551,67 @@ template <uint32_t N> __device__ void rescale(const memory &m, accumulators<N> *
     }
 }
 
-template <uint32_t N>
-__device__ void do_tile(const attend_params &p, const memory &m, const item &it, int32_t start, accumulators<N> *acc,
-                        float (&sums)[2])
+template <uint32_t N, mode M>
+__device__ void do_tile(const attend_params &p, const memory &m, const item &it, int32_t start, stream *tiles,
+                        accumulators<N> *acc, float (&sums)[2])
 {
-    const uint32_t position = (uint32_t)start + threadIdx.x;
     float s[TOKEN_TILES][4];
     scores v;
-    load_tile(p, m, it, position, NBL_KIND_K);
-    __syncthreads();
-    multiply_k(p, m, s);
-    view_scores(p, m, it, start, s, &v);
+    multiply_k<M>(p, m, take<M>(p, m, it, tiles), s);
+    view_scores<M>(p, m, it, start, s, &v);
     bool is_late = grid_logits(m, &v, INFINITY);
     if (__syncthreads_or(is_late) != 0) {
         move_bases(m, it, &v);
         grid_logits(m, &v, NBL_FLOAT_GRID + NBL_FLOAT_REBASE);
         rescale(m, acc, sums);
     }
-    weigh(p, m, v);
-    load_tile(p, m, it, position, NBL_KIND_V);
-    __syncthreads();
-    add_sums(p, m, sums);
-    multiply_v(p, m, acc);
-    __syncthreads();
+    weigh<M>(p, m, v);
+    const uint4 *tile = take<M>(p, m, it, tiles);
+    add_sums<M>(p, m, sums);
+    multiply_v<N, M>(p, m, tile, acc);
 }
 
 /* ------------------------------------------------------------------------------------------------ chunks */
 
-/* L of every row, and O in the states' unit as rows of floats where the tile was (NUM 6.6). */
+/* O in the states' unit (NUM 6.6). */
+__device__ float unit_of(const attend_params &p, const item &it)
+{
+    return NBL_P_SCALE * float16_scale(&p.pages, NBL_KIND_V, it.kv_head);
+}
+
+/* All tiles of the n-th chunk of the range that the stream has. */
+template <uint32_t N, mode M>
+__device__ void do_chunk(const attend_params &p, const memory &m, const item &it, uint32_t n, stream *tiles,
+                         accumulators<N> *acc)
+{
+    float sums[2] = {0.0f, 0.0f};
+    *acc = {};
+    if (threadIdx.x < ROWS) {
+        m.fixed->row[threadIdx.x].has_base = false;
+        m.fixed->row[threadIdx.x].base = 0.0f;
+        m.fixed->row[threadIdx.x].rescale = 1.0f;
+    }
+    __syncthreads();
+    const uint32_t end = min(tiles->end, (p.first_chunk + n + 1u) * NBL_CHUNK_TOKENS);
+    for (uint32_t start = tiles->begin + tiles->taken / 2u * CUDA_TILE_TOKENS; start < end; start += CUDA_TILE_TOKENS) {
+        do_tile<N, M>(p, m, it, (int32_t)start, tiles, acc, sums);
+    }
+    m.fixed->sums[sum_row()][sum_class()] = sums[0];
+    m.fixed->sums[sum_row()][sum_class() + 1u] = sums[1];
+    __syncthreads();
+    if (threadIdx.x < it.rows) {
+        m.fixed->row[threadIdx.x].sum = nbl_sum_tree(m.fixed->sums[threadIdx.x]);
+    }
+    __syncthreads();
+}
+
+/* O of a chunk as rows of floats where the tile was. */
 template <uint32_t N>
-__device__ void stage_chunk(const attend_params &p, const memory &m, const item &it, const accumulators<N> &acc,
-                            const float (&sums)[2])
+__device__ void stage_chunk(const attend_params &p, const memory &m, const item &it, const accumulators<N> &acc)
 {
     float *staged = (float *)(void *)m.tile;
     const uint32_t units = units_of_warp(p), first = threadIdx.x / 32u * units;
-    const float unit = NBL_P_SCALE * float16_scale(&p.pages, NBL_KIND_V, it.kv_head);
-    m.fixed->sums[sum_row()][sum_class()] = sums[0];
-    m.fixed->sums[sum_row()][sum_class() + 1u] = sums[1];
+    const float unit = unit_of(p, it);
 #pragma unroll
     for (uint32_t i = 0; i < N; ++i) {
         if (i < units) {
@@ -472,31 +623,6 @@ __device__ void stage_chunk(const attend_params &p, const memory &m, const item 
         }
     }
     __syncthreads();
-    if (threadIdx.x < it.rows) {
-        m.fixed->row[threadIdx.x].sum = nbl_sum_tree(m.fixed->sums[threadIdx.x]);
-    }
-    __syncthreads();
-}
-
-/* All tiles of the n-th chunk of the range, staged. */
-template <uint32_t N> __device__ void do_chunk(const attend_params &p, const memory &m, const item &it, uint32_t n)
-{
-    accumulators<N> acc = {};
-    float sums[2] = {0.0f, 0.0f};
-    if (threadIdx.x < ROWS) {
-        m.fixed->row[threadIdx.x].has_base = false;
-        m.fixed->row[threadIdx.x].base = 0.0f;
-        m.fixed->row[threadIdx.x].rescale = 1.0f;
-    }
-    __syncthreads();
-    int32_t begin = (int32_t)((p.first_chunk + n) * NBL_CHUNK_TOKENS);
-    for (uint32_t t = 0; t < CUDA_CHUNK_TILES; ++t) {
-        int32_t start = begin + (int32_t)(t * CUDA_TILE_TOKENS);
-        if (start < it.end && start + (int32_t)CUDA_TILE_TOKENS > it.first) {
-            do_tile(p, m, it, start, &acc, sums);
-        }
-    }
-    stage_chunk(p, m, it, acc, sums);
 }
 
 /* State of a staged row, of whose O the thread has elements t, t + 128, ... (NUM 5.6). */
@@ -515,31 +641,58 @@ __device__ nbl_state_head staged_state(const attend_params &p, const memory &m, 
     return is_empty ? nbl_state_empty(r.offset) : head;
 }
 
-template <uint32_t V> __device__ void do_split_item(const attend_params &p, const memory &m, const item &it, uint32_t n)
+/* State of a row's n-th chunk, as far as the thread has it, to the workspace (NUM 5.6, 6.6). */
+template <uint32_t N>
+__device__ void store_state(const attend_params &p, const row_state &r, uint32_t half, uint32_t n, float unit,
+                            const accumulators<N> &acc)
 {
-    do_chunk<4u * V>(p, m, it, n);
-    for (uint32_t row = 0; row < it.rows; ++row) {
-        float o[V];
-        nbl_state_head head = staged_state(p, m, row, o);
-        float *state = p.states + ((uint64_t)m.fixed->row[row].index * p.chunks + n) * p.state_floats;
-        if (threadIdx.x == 0) {
-            *(float4 *)(void *)state = make_float4(head.base, head.sum, head.offset, 0.0f);
-        }
+    const uint32_t units = units_of_warp(p), first = threadIdx.x / 32u * units;
+    const bool is_empty = !r.has_base || r.sum == 0.0f;
+    float *state = p.states + ((uint64_t)r.index * p.chunks + n) * p.state_floats;
+    if (threadIdx.x < 32u && threadIdx.x % 4u == 0) {
+        const float base = is_empty ? -INFINITY : r.base, sum = is_empty ? 0.0f : r.sum;
+        *(float4 *)(void *)state = make_float4(base, sum, r.offset, 0.0f);
+    }
 #pragma unroll
-        for (uint32_t i = 0; i < V; ++i) {
-            uint32_t d = threadIdx.x + i * THREADS;
-            if (d < p.v_dim_padded) {
-                state[CUDA_STATE_HEAD_FLOATS + d] = o[i];
-            }
+    for (uint32_t i = 0; i < N; ++i) {
+        if (i < units) {
+            const float low = acc.o[i][2u * half] * unit + 0.0f, high = acc.o[i][2u * half + 1u] * unit + 0.0f;
+            const uint32_t d = (first + i) * UNIT + threadIdx.x % 4u * 2u;
+            *(float2 *)(void *)(state + CUDA_STATE_HEAD_FLOATS + d) =
+                is_empty ? make_float2(0.0f, 0.0f) : make_float2(low, high);
         }
     }
 }
 
-template <uint32_t V> __device__ void do_whole_item(const attend_params &p, const memory &m, const item &it)
+template <uint32_t V, mode M>
+__device__ void do_split_item(const attend_params &p, const memory &m, const item &it, uint32_t block, uint32_t first,
+                              uint32_t last)
+{
+    accumulators<4u * V> acc;
+    stream tiles = open_stream<M>(p, m, it, first, last);
+    load_rows(p, m, block, it);
+    for (uint32_t n = first; n < last; ++n) {
+        do_chunk<4u * V, M>(p, m, it, n, &tiles, &acc);
+#pragma unroll
+        for (uint32_t half = 0; half < 2u; ++half) {
+            if (row_of(half) < it.rows) {
+                store_state(p, m.fixed->row[row_of(half)], half, n, unit_of(p, it), acc);
+            }
+        }
+        __syncthreads();
+    }
+}
+
+template <uint32_t V, mode M>
+__device__ void do_whole_item(const attend_params &p, const memory &m, const item &it, uint32_t block)
 {
     float total[ROWS][V] = {};
+    load_rows(p, m, block, it);
     for (uint32_t n = 0; n < cuda_live_chunks(&p, it.kv_len); ++n) {
-        do_chunk<4u * V>(p, m, it, n);
+        accumulators<4u * V> acc;
+        stream tiles = open_stream<M>(p, m, it, n, n + 1u);
+        do_chunk<4u * V, M>(p, m, it, n, &tiles, &acc);
+        stage_chunk(p, m, it, acc);
 #pragma unroll
         for (uint32_t r = 0; r < ROWS; ++r) {
             if (r < it.rows) {
@@ -575,67 +728,109 @@ __host__ __device__ size_t tile_bytes(uint32_t k_dim_padded, uint32_t v_dim_padd
     return (size_t)CUDA_TILE_TOKENS * 2u * (k_dim_padded > v_dim_padded ? k_dim_padded : v_dim_padded);
 }
 
-template <uint32_t V>
-__global__ void __launch_bounds__(THREADS, 1) float_kernel(const __grid_constant__ attend_params p, uint32_t blocks)
+template <uint32_t V, mode M>
+__global__ void __launch_bounds__(THREADS, 1)
+    float_kernel(const __grid_constant__ attend_params p, uint32_t blocks, uint32_t block_chunks)
 {
     extern __shared__ uint4 dynamic[];
     memory m;
     m.fixed = (fixed_memory *)(void *)dynamic;
     m.tile = (uint4 *)(void *)(m.fixed + 1);
-    m.q = (uint16_t *)(void *)(m.tile + tile_bytes(p.k_dim_padded, p.v_dim_padded) / sizeof(uint4));
+    m.stage_units = (uint32_t)(tile_bytes(p.k_dim_padded, p.v_dim_padded) / sizeof(uint4));
+    m.q = (uint16_t *)(void *)(m.tile + stages_of<M> * m.stage_units);
     m.q_stride = p.k_dim_padded + UNIT;
-    uint32_t parts = p.split ? p.chunks : 1u;
-    uint32_t n = blockIdx.x % parts;
+    uint32_t parts = p.split ? (p.chunks + block_chunks - 1u) / block_chunks : 1u;
+    uint32_t first = blockIdx.x % parts * block_chunks;
     uint32_t block = blockIdx.x / parts % blocks;
     item it;
     it.kv_head = blockIdx.x / parts / blocks % p.kv_heads;
     it.sequence = blockIdx.x / parts / blocks / p.kv_heads;
     ptx_grid_wait();
-    if (p.split && n >= cuda_live_chunks(&p, p.sequences[it.sequence].kv_len)) {
-        return;
-    }
-    if (!init_item(p, m, block, &it)) {
+    uint32_t last = p.split ? min(first + block_chunks, cuda_live_chunks(&p, p.sequences[it.sequence].kv_len)) : 1u;
+    if (first >= last || !find_item(p, block, &it)) {
         return;
     }
     if (p.split) {
-        do_split_item<V>(p, m, it, n);
+        do_split_item<V, M>(p, m, it, block, first, last);
     } else {
-        do_whole_item<V>(p, m, it);
+        do_whole_item<V, M>(p, m, it, block);
     }
 }
 
-template <uint32_t V> cudaError_t launch(const attend_params *p, cudaStream_t stream)
+uint64_t shared_bytes(uint32_t k_dim, uint32_t v_dim, uint32_t stages)
+{
+    const uint32_t k_dim_padded = nbl_layout_dim_padded(k_dim);
+    return sizeof(fixed_memory) + stages * tile_bytes(k_dim_padded, nbl_layout_dim_padded(v_dim)) +
+           (uint64_t)ROWS * (k_dim_padded + UNIT) * 2u;
+}
+
+/* 1 if pages can be copied as they are, by a ring that fits, and nothing is asked that streaming leaves out. */
+bool can_stream(const attend_params *p)
+{
+    bool is_halves = p->k_fp16 == p->v_fp16;
+    for (uint32_t i = 0; i < p->pages.region_count; ++i) {
+        is_halves = is_halves && nbl_layout_code_bits(p->pages.regions[i].k_format) == 16u &&
+                    nbl_layout_code_bits(p->pages.regions[i].v_format) == 16u;
+    }
+    return is_halves && p->cap == 0.0f && p->alibi_slopes == NULL && p->tree_mask == NULL &&
+           p->v_dim_padded <= STREAM_DIM_MAX && shared_bytes(p->k_dim, p->v_dim, STREAM_STAGES) <= p->shared_bytes;
+}
+
+/* Chunks of a block: more where the device is filled all the same, for each block begins with a wait. */
+uint32_t chunks_of_block(const attend_params *p, uint64_t items)
+{
+    uint32_t n = 1;
+    while (n < BLOCK_CHUNKS_MAX && items / (2u * n) >= (uint64_t)p->processors * BLOCKS_PER_PROCESSOR) {
+        n *= 2u;
+    }
+    return n;
+}
+
+template <uint32_t V, mode M> cudaError_t launch(const attend_params *p, cudaStream_t stream)
 {
     uint64_t rows = (uint64_t)p->q_len_max * p->group_rows;
     uint32_t blocks = (uint32_t)((rows + ROWS - 1u) / ROWS);
-    uint64_t items = (uint64_t)p->batch * p->kv_heads * blocks * (p->split ? p->chunks : 1u);
-    size_t bytes = nbl_cuda_float_shared_bytes(p->k_dim, p->v_dim);
+    const uint64_t units = (uint64_t)p->batch * p->kv_heads * blocks;
+    const uint32_t block_chunks = chunks_of_block(p, units * p->chunks);
+    const uint64_t items = units * (p->split ? (p->chunks + block_chunks - 1u) / block_chunks : 1u);
+    size_t bytes = shared_bytes(p->k_dim, p->v_dim, stages_of<M>);
     if (items == 0) {
         return cudaSuccess;
     }
     if (items > INT32_MAX) {
         return cudaErrorInvalidConfiguration;
     }
-    cudaError_t error = cudaFuncSetAttribute(float_kernel<V>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    cudaError_t error =
+        cudaFuncSetAttribute(float_kernel<V, M>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    if (error == cudaSuccess) {
+        error = cudaFuncSetAttribute(float_kernel<V, M>, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                     cudaSharedmemCarveoutMaxShared);
+    }
     if (error != cudaSuccess) {
         return error;
     }
-    return launch_after(float_kernel<V>, dim3((uint32_t)items), THREADS, bytes, stream, p, blocks);
+    return launch_after(float_kernel<V, M>, dim3((uint32_t)items), THREADS, bytes, stream, p, blocks, block_chunks);
+}
+
+template <uint32_t V> cudaError_t launch_any(const attend_params *p, cudaStream_t stream)
+{
+    if (!can_stream(p)) {
+        return launch<V, GENERAL>(p, stream);
+    }
+    return p->k_fp16 ? launch<V, STREAM_FP16>(p, stream) : launch<V, STREAM_BF16>(p, stream);
 }
 
 } // namespace
 
 extern "C" uint64_t nbl_cuda_float_shared_bytes(uint32_t k_dim, uint32_t v_dim)
 {
-    const uint32_t k_dim_padded = nbl_layout_dim_padded(k_dim);
-    return sizeof(fixed_memory) + tile_bytes(k_dim_padded, nbl_layout_dim_padded(v_dim)) +
-           (uint64_t)ROWS * (k_dim_padded + UNIT) * 2u;
+    return shared_bytes(k_dim, v_dim, 1);
 }
 
 extern "C" cudaError_t nbl_cuda_attend_float(const attend_params *p, cudaStream_t stream)
 {
     if (p->v_dim_padded > 2u * THREADS) {
-        return launch<4>(p, stream);
+        return launch<4, GENERAL>(p, stream);
     }
-    return p->v_dim_padded > THREADS ? launch<2>(p, stream) : launch<1>(p, stream);
+    return p->v_dim_padded > THREADS ? launch_any<2>(p, stream) : launch_any<1>(p, stream);
 }

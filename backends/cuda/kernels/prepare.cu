@@ -231,10 +231,14 @@ static __device__ void store_halves(const attend_params &p, const float (&x)[BLO
 {
     uint16_t *to = (uint16_t *)(void *)p.codes + row * p.k_dim_padded + b * BLOCK16;
     uint64_t ignored = 0;
+    uint32_t words[BLOCK16 / 2u];
 #pragma unroll
-    for (uint32_t i = 0; i < BLOCK16; ++i) {
-        to[i] = nbl_half_encode(x[i], p.k_fp16 != 0, &ignored);
+    for (uint32_t i = 0; i < BLOCK16; i += 2u) {
+        const uint32_t low = nbl_half_encode(x[i], p.k_fp16 != 0, &ignored);
+        words[i / 2u] = low | (uint32_t)nbl_half_encode(x[i + 1u], p.k_fp16 != 0, &ignored) << 16;
     }
+    ((uint4 *)(void *)to)[0] = make_uint4(words[0], words[1], words[2], words[3]);
+    ((uint4 *)(void *)to)[1] = make_uint4(words[4], words[5], words[6], words[7]);
 }
 
 /* sum_d q[d] * mu[d] in the order of NUM 6.6, by one thread. */

@@ -137,6 +137,28 @@ PTX_FN uint32_t ptx_f16x2(float low, float high)
     return d;
 }
 
+/** The low half of a word, bf16 or fp16, as a number; exact. PTX ISA, Data Movement and Conversion, cvt */
+PTX_FN float ptx_half_low(uint32_t word, bool is_fp16)
+{
+    float d;
+    if (!is_fp16) {
+        return __uint_as_float(word << 16);
+    }
+    asm("{\n .reg .b16 low, high;\n mov.b32 {low, high}, %1;\n cvt.f32.f16 %0, low;\n}" : "=f"(d) : "r"(word));
+    return d;
+}
+
+/** The high half. PTX ISA, Data Movement and Conversion, cvt */
+PTX_FN float ptx_half_high(uint32_t word, bool is_fp16)
+{
+    float d;
+    if (!is_fp16) {
+        return __uint_as_float(word & 0xffff0000u);
+    }
+    asm("{\n .reg .b16 low, high;\n mov.b32 {low, high}, %1;\n cvt.f32.f16 %0, high;\n}" : "=f"(d) : "r"(word));
+    return d;
+}
+
 /** The larger number, NaN if one is. PTX ISA, Floating Point, max */
 PTX_FN float ptx_max_nan(float a, float b)
 {

@@ -3,8 +3,8 @@
  * @file wgmma.cuh
  * @brief Matrix products of a warpgroup and what surrounds them; sm_90a alone has them.
  *
- * Sizes: 64 rows; 128 or 64 columns; 32 bytes of depth. An accumulator is N / 2 registers: register i of a thread is
- * row 16*warp + lane/4 + 8*((i/2) % 2), column 8*(i/4) + 2*(lane % 4) + i%2.
+ * Sizes: 64 rows; 128 or 64 columns; 32 bytes of depth (16 halves). An accumulator is N / 2 registers: register i of a
+ * thread is row 16*warp + lane/4 + 8*((i/2) % 2), column 8*(i/4) + 2*(lane % 4) + i%2.
  */
 #ifndef CUDA_WGMMA_H
 #define CUDA_WGMMA_H
@@ -22,6 +22,14 @@ template <int ROW_BYTES> PTX_FN uint64_t wgmma_tile(uint32_t shared)
     constexpr uint64_t swizzle = ROW_BYTES == 128 ? WGMMA_SWIZZLE_128 : WGMMA_SWIZZLE_64;
     constexpr uint64_t fixed = swizzle << 62 | (uint64_t)(8 * ROW_BYTES >> 4) << 32 | (uint64_t)1 << 16;
     return fixed | (uint64_t)((shared & 0x3ffffu) >> 4);
+}
+
+/** Descriptor of a tile of 8 x 16-byte matrices, 128 bytes each, without swizzle: distances in bytes between neighbours
+ *  in the depth's direction and in that of rows or columns. PTX ISA, as above */
+PTX_FN uint64_t wgmma_matrices(uint32_t shared, uint32_t depth_bytes, uint32_t breadth_bytes)
+{
+    return (uint64_t)(breadth_bytes >> 4) << 32 | (uint64_t)(depth_bytes >> 4) << 16 |
+           (uint64_t)((shared & 0x3ffffu) >> 4);
 }
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -80,6 +88,71 @@ template <int ACCUMULATE> PTX_FN void wgmma_us(int32_t (&d)[32], const uint32_t 
                  " wgmma.mma_async.sync.aligned.m64n64k32.s32.u8.s8 {" WGMMA_S32 "}, {%32,%33,%34,%35}, %36, p;\n}"
                  : WGMMA_R32(d)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ACCUMULATE));
+}
+
+#define WGMMA_F4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define WGMMA_F16(d, i) WGMMA_F4(d, i), WGMMA_F4(d, i + 4), WGMMA_F4(d, i + 8), WGMMA_F4(d, i + 12)
+#define WGMMA_F32(d) WGMMA_F16(d, 0), WGMMA_F16(d, 16)
+#define WGMMA_F64(d) WGMMA_F32(d), WGMMA_F16(d, 32), WGMMA_F16(d, 48)
+
+/* Q K^T: d = a * b, or d + a * b, 32 columns; A in registers, B in shared memory, rows in the depth's direction;
+ * binary32 accumulators (NUM 6.2). PTX ISA, wgmma.mma_async */
+#define WGMMA_HALVES_RS_32(type)                                                             \
+    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %21, 0;\n"                              \
+                 " wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type " {" WGMMA_S16 \
+                 "}, {%16,%17,%18,%19}, %20, p, 1, 1, 0;\n}"                                 \
+                 : WGMMA_F16(d, 0)                                                           \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int32_t)accumulates))
+
+/** Of bf16, or of fp16. */
+template <bool FP16> PTX_FN void wgmma_half_rs_32(float *d, const uint32_t *a, uint64_t b, bool accumulates)
+{
+    if constexpr (FP16) {
+        WGMMA_HALVES_RS_32("f16");
+    } else {
+        WGMMA_HALVES_RS_32("bf16");
+    }
+}
+
+/* P V: d += a * b; A in registers, B in shared memory with its columns side by side. PTX ISA, wgmma.mma_async */
+#define WGMMA_HALVES_RS_128(type)                                                            \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" WGMMA_S64 \
+                 "}, {%64,%65,%66,%67}, %68, 1, 1, 1, 1;"                                    \
+                 : WGMMA_F64(d)                                                              \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+#define WGMMA_HALVES_RS_64(type)                                                            \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" WGMMA_S32 \
+                 "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 1;"                                   \
+                 : WGMMA_F32(d)                                                             \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+
+/** 128 columns, bf16 or fp16. */
+template <bool FP16> PTX_FN void wgmma_half_rs(float (&d)[64], const uint32_t *a, uint64_t b)
+{
+    if constexpr (FP16) {
+        WGMMA_HALVES_RS_128("f16");
+    } else {
+        WGMMA_HALVES_RS_128("bf16");
+    }
+}
+
+/** 64 columns. */
+template <bool FP16> PTX_FN void wgmma_half_rs(float (&d)[32], const uint32_t *a, uint64_t b)
+{
+    if constexpr (FP16) {
+        WGMMA_HALVES_RS_64("f16");
+    } else {
+        WGMMA_HALVES_RS_64("bf16");
+    }
+}
+
+/** Registers of products that are over: the compiler may not read them before this place, nor keep others in them. */
+template <int N> PTX_FN void wgmma_settle(float (&d)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        asm volatile("" : "+f"(d[i])::"memory");
+    }
 }
 
 /** Takes registers for the rest of the kernel. PTX ISA, setmaxnreg */
