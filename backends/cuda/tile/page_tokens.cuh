@@ -378,29 +378,6 @@ CUDA_DEVICE void write_v_single(const token_place &at, uint8_t *row, uint32_t b)
     }
 }
 
-/** Codes of a lane and the units of its halves in the lane's order for halves32_hadamard. */
-CUDA_DEVICE void halves32_swap(const halves32 &h, uint32_t format, uint32_t (&words)[VECTOR32 / 4u], float (&unit)[2])
-{
-    bool is_int8 = format == NBL_INT8;
-    bool swaps = h.swaps != 0;
-#pragma unroll
-    for (uint32_t i = 0; i < 4u && h.steps > 0; ++i) {
-        uint32_t low = words[i];
-        words[i] = swaps && is_int8 ? words[4u + i] : low;
-        words[4u + i] = swaps ? low : words[4u + i];
-    }
-    if (swaps && !is_int8) {
-        uint32_t first = words[0], second = words[1];
-        words[0] = words[2];
-        words[1] = words[3];
-        words[2] = first;
-        words[3] = second;
-    }
-    float low = unit[0];
-    unit[0] = swaps ? unit[1] : low;
-    unit[1] = swaps ? low : unit[1];
-}
-
 /** Trades blocks of 16 between neighbours after halves32_hadamard, so that each has a block of 32, number
  *  halves32_place. All lanes of the warp call it. */
 CUDA_DEVICE void halves32_regroup(const halves32 &h, uint32_t format, codes32 *q)

@@ -155,24 +155,21 @@ CUDA_DEVICE void vector32_read(const cuda_tensor *t, const uint8_t *row, uint32_
     }
 }
 
-/** Sixteen elements, block `block` of their vector, as a row of the type holds them, RNE, into the slots of the
- *  vector's team. */
-CUDA_DEVICE void vector16_put(uint8_t *slots, uint32_t block, uint32_t dtype, const float *x)
+/** The lane's elements as a row of the type holds them, RNE, into its slot. */
+CUDA_DEVICE void vector32_put(uint8_t *slot, uint32_t dtype, const float (&x)[VECTOR32])
 {
-    uint8_t *slot = slots + block / 2u * slot_bytes(dtype);
+    uint4 *chunk = (uint4 *)(void *)slot;
     if (dtype == NBL_F32) {
-        uint4 *chunk = (uint4 *)(void *)(slot + block % 2u * (4u * BLOCK16));
 #pragma unroll
-        for (uint32_t k = 0; k < BLOCK16 / 4u; ++k) {
+        for (uint32_t k = 0; k < VECTOR32 / 4u; ++k) {
             chunk[k] = make_uint4(nbl_bits_of(x[4u * k]), nbl_bits_of(x[4u * k + 1u]), nbl_bits_of(x[4u * k + 2u]),
                                   nbl_bits_of(x[4u * k + 3u]));
         }
         return;
     }
     bool is_bf16 = dtype == NBL_BF16;
-    uint4 *chunk = (uint4 *)(void *)(slot + block % 2u * (2u * BLOCK16));
 #pragma unroll
-    for (uint32_t k = 0; k < BLOCK16 / 8u; ++k) {
+    for (uint32_t k = 0; k < VECTOR32 / 8u; ++k) {
         uint32_t words[4];
 #pragma unroll
         for (uint32_t i = 0; i < 4u; ++i) {
@@ -184,13 +181,14 @@ CUDA_DEVICE void vector16_put(uint8_t *slots, uint32_t block, uint32_t dtype, co
     }
 }
 
-/** Those below dim to a row of any strides, RNE. */
-CUDA_DEVICE void vector16_write(const cuda_tensor *t, uint8_t *row, uint32_t dim, uint32_t block, const float *x)
+/** The lane's elements below dim to a row of any strides, RNE. */
+CUDA_DEVICE void vector32_write(const cuda_tensor *t, uint8_t *row, uint32_t dim, uint32_t b,
+                                const float (&x)[VECTOR32])
 {
-    uint32_t first = block * BLOCK16;
+    uint32_t first = b * VECTOR32;
     uint8_t *at = row + (int64_t)first * t->stride[2];
 #pragma unroll
-    for (uint32_t i = 0; i < BLOCK16; ++i) {
+    for (uint32_t i = 0; i < VECTOR32; ++i) {
         if (first + i < dim) {
             cuda_element_write(at + (int64_t)i * t->stride[2], t->dtype, x[i]);
         }
@@ -274,6 +272,20 @@ CUDA_DEVICE void vector32_hadamard(float (&x)[VECTOR32], uint32_t b, uint32_t n)
             float other = __shfl_xor_sync(FULL_WARP, x[i], (int)distance);
             x[i] = nbl_fma(x[i], sign, other); /* other + x or other - x */
         }
+    }
+}
+
+/** Takes the transform back (NUM 4.4). */
+CUDA_DEVICE void vector32_hadamard_undo(float (&x)[VECTOR32], uint32_t b, uint32_t n)
+{
+    if (n == 0) {
+        return;
+    }
+    vector32_hadamard(x, b, n);
+    float inverse = nbl_pow2(-nbl_log2_of(n));
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR32; ++i) {
+        x[i] *= inverse;
     }
 }
 
