@@ -8,14 +8,16 @@
  * byte is read once and a code byte written once, and the next vectors are on their way into shared memory meanwhile.
  * If all tokens are of one sequence, its centre and shifts are turned into binary32 once.
  *
- * The kernel is bound by the instructions it issues and by fetching them, so there is one for each family of formats.
+ * The kernel is bound by the instructions it issues and by fetching them, so there are instances for the recipes at
+ * head dimension 128, in which all that can be known is. What is rare is a short loop elsewhere.
  */
 #include "../ops.h"
 #include "../tile/page_tokens.cuh"
 
 #define THREADS 128u
 #define WARPS (THREADS / WARP_LANES)
-#define SLOTS 3u /* of a lane: two passes are on their way while one is quantized */
+#define RECIPE_DIM 128u /* head dimension that has kernels of its own */
+#define SLOTS 3u        /* of a lane: two passes are on their way while one is quantized */
 /* Inputs beyond X (NUM 3.1) show after the transforms: the largest of a run of n numbers does not get smaller by the
  * butterflies, but for rounding, nor by shifts; a centre up to X/4 takes at most that away. */
 #define CAREFUL_FROM (0.5f * NBL_INPUT_MAX)
@@ -23,11 +25,12 @@
 
 struct append_shared {
     token_place places[TOKENS_MAX];
+    bool quad_is_whole[TOKENS_MAX / QUAD]; /* of V */
     quad_lists lists[GROUPS_MAX];
     float reciprocals[RECIPROCALS];
     block_stats total;
-    block16_centering centering; /* of the block's sequence */
-    bool one_sequence;           /* of all tokens of the block */
+    bool one_sequence;    /* of all tokens of the block: there are tables of it */
+    bool is_center_large; /* and its centre is */
 };
 
 /* Dynamic shared memory: the tables of K, or the staged rows of V; then the input slots. */
@@ -57,19 +60,16 @@ struct append_work {
     uint32_t first; /* token of the call */
     uint32_t count; /* tokens */
     team32 team;
-    bool is_active; /* the lane has vectors */
     bool has_tables;
-    uint32_t step;  /* tokens of a pass: every warp takes team.per_warp */
-    uint32_t token; /* of the block: the lane's in the first pass, 0 for idle lanes */
     cuda_tensor in;
 };
 
-static __device__ append_work work_of(const append_params &p)
+/* kind: blockIdx.y, or what it is known to be when this is compiled. */
+static __device__ __forceinline__ append_work work_of(const append_params &p, uint32_t kind)
 {
     append_work w;
-    bool is_k = blockIdx.y == NBL_KIND_K;
-    uint32_t warp = threadIdx.x / WARP_LANES;
-    w.kind = blockIdx.y;
+    bool is_k = kind == NBL_KIND_K;
+    w.kind = kind;
     w.head = blockIdx.x % p.kv_heads;
     w.dim = is_k ? p.k_dim : p.v_dim;
     w.hadamard = is_k ? p.k_hadamard : p.v_hadamard;
@@ -77,9 +77,6 @@ static __device__ append_work work_of(const append_params &p)
     w.first = blockIdx.x / p.kv_heads * p.block_tokens;
     w.count = min(p.block_tokens, p.tokens - w.first);
     w.team = team32_of(w.dim);
-    w.step = min(GROUP_TOKENS, WARPS * w.team.per_warp);
-    w.is_active = w.team.vector < w.team.per_warp && warp * w.team.per_warp < w.step;
-    w.token = w.is_active ? warp * w.team.per_warp + w.team.vector : 0u;
     w.has_tables = false;
     w.in = is_k ? p.k : p.v;
     return w;
@@ -98,12 +95,20 @@ static __device__ void find_places(const append_params &p, const append_work &w,
     }
 }
 
+static __device__ bool center_is_large(const block16_centering &c)
+{
+    return c.codes != NULL && nbl_e8m0_decode_slot(*c.exponent) > CENTER_SMALL_EXPONENT;
+}
+
 /* After find_places and a barrier: lists of V, tables of K. */
 static __device__ void prepare(const append_params &p, const append_work &w, append_shared *s)
 {
     if (w.kind == NBL_KIND_V) {
         for (uint32_t g = threadIdx.x / WARP_LANES; g < GROUPS_MAX; g += WARPS) {
             quad_lists_fill(&s->lists[g], &s->places[g * GROUP_TOKENS]);
+        }
+        if (threadIdx.x < TOKENS_MAX / QUAD) {
+            s->quad_is_whole[threadIdx.x] = quad_is_whole(&s->places[threadIdx.x * QUAD]);
         }
     } else if (p.centering) {
         int32_t sequence = s->places[0].sequence;
@@ -115,7 +120,7 @@ static __device__ void prepare(const append_params &p, const append_work &w, app
         }
         if (threadIdx.x == 0) {
             s->one_sequence = one;
-            s->centering = c;
+            s->is_center_large = one && center_is_large(c);
         }
     }
 }
@@ -124,47 +129,6 @@ static __device__ void prepare(const append_params &p, const append_work &w, app
 static __device__ const uint8_t *row_of(const append_work &w, uint32_t t)
 {
     return w.in.data + (int64_t)(w.first + t) * w.in.stride[0] + (int64_t)w.head * w.in.stride[1];
-}
-
-/* Loads of the lane's elements pass by pass, ahead of their use. */
-struct append_input {
-    const uint8_t *next; /* the lane's elements of the next token to fetch */
-    int64_t step_bytes;  /* to the one after it */
-    uint32_t token;      /* of the block: the next one */
-    uint32_t bytes;      /* of the lane's elements below the dimension */
-    uint32_t to;         /* slot of the next one, of the next one to use; counted in slots */
-    uint32_t from;
-};
-
-static __device__ append_input input_of(const append_work &w)
-{
-    append_input in;
-    uint32_t element_bytes = w.in.dtype == NBL_F32 ? 4u : 2u;
-    uint32_t first = w.team.b * VECTOR32;
-    in.next = row_of(w, w.token) + first * element_bytes;
-    in.step_bytes = (int64_t)w.step * w.in.stride[0];
-    in.token = w.token;
-    in.bytes = first < w.dim ? min(w.dim - first, VECTOR32) * element_bytes : 0u;
-    in.to = in.from = 0;
-    return in;
-}
-
-/* A slot of the lane. */
-static __device__ uint8_t *slot_of(const append_params &p, const append_work &w, uint32_t slot)
-{
-    return (uint8_t *)dynamic_memory() + p.slots_at + (slot * THREADS + threadIdx.x) * slot_bytes(w.in.dtype);
-}
-
-/* Begins to load the next vectors, zeros where there is none. */
-static __device__ void fetch(const append_params &p, const append_work &w, const append_shared *s, append_input *in)
-{
-    bool active = w.is_active && in->token < w.count && s->places[in->token].codes != NULL;
-    vector32_fetch(active ? in->next : w.in.data, active ? in->bytes : 0u, w.in.dtype,
-                   ptx_shared_address(slot_of(p, w, in->to)));
-    ptx_cp_async_commit();
-    in->next += in->step_bytes;
-    in->token += w.step;
-    in->to = in->to == SLOTS - 1u ? 0u : in->to + 1u;
 }
 
 /* Centre and shifts of the lane's token where the block has several sequences; else none. */
@@ -178,19 +142,243 @@ static __device__ block16_centering own_centering(const append_params &p, const 
     return block16_centering_of(&p.centers, (uint32_t)s->places[t].sequence, p.kv_heads, w.head, p.k_dim, p.status);
 }
 
-static __device__ bool center_is_large(const block16_centering &c)
+/* ------------------------------------------------------------------------------------------------ the usual way
+ *
+ * Each warp on its own, without a barrier: input through slots in shared memory, two passes ahead; halves32. For wide
+ * tensors, vectors of up to eight lanes, tokens of one sequence where they are centred, and no input beyond X. */
+
+#define NO_ROWS 31u
+
+/* What a thread fetches in a pass: chunks of 16 bytes. Rows of a power of two of them, up to 32, are fetched in the
+ * order of their bytes: the lanes of a warp take neighbouring chunks, each of which belongs into the slot of the lane
+ * that works on it. Of other rows a lane fetches what it works on. */
+struct append_fetch {
+    const uint8_t *next; /* first chunk of the next pass */
+    int64_t from_step;   /* bytes to the next chunk */
+    int64_t pass_bytes;  /* to the next pass */
+    uint32_t to;         /* place in the warp's slots */
+    uint32_t to_step;
+    uint32_t chunks;    /* at most; what is left of a slot is zeros */
+    uint32_t token;     /* of the block, of the first chunk */
+    uint32_t row_shift; /* log2 of the rows fetched side by side; NO_ROWS: all chunks are of one token */
+    uint32_t slot;      /* the next one */
+};
+
+/* What a thread needs for the usual way. */
+struct append_usual {
+    uint32_t token; /* of the block: the warp's first one of the pass */
+    uint32_t step;  /* tokens of a pass of all warps */
+    uint32_t place; /* block of 32 that the lane stores */
+    halves32 halves;
+    uint8_t *slots; /* of the warp */
+    append_fetch fetch;
+};
+
+static __device__ uint32_t element_bytes(const append_work &w)
 {
-    return c.codes != NULL && nbl_e8m0_decode_slot(*c.exponent) > CENTER_SMALL_EXPONENT;
+    return w.in.dtype == NBL_F32 ? 4u : 2u;
 }
 
+/* token: the warp's first one. */
+static __device__ append_fetch fetch_of(const append_work &w, uint32_t token)
+{
+    append_fetch f;
+    uint32_t lane = threadIdx.x % WARP_LANES;
+    uint32_t row_chunks = w.dim * element_bytes(w) / 16u;
+    uint32_t slot_chunks = VECTOR32 * element_bytes(w) / 16u;
+    uint32_t first; /* chunk in the row */
+    if (row_chunks >= slot_chunks && row_chunks <= WARP_LANES && (row_chunks & (row_chunks - 1u)) == 0) {
+        f.row_shift = (uint32_t)nbl_log2_of(WARP_LANES / row_chunks);
+        uint32_t row = lane >> (5u - f.row_shift);
+        first = lane & (row_chunks - 1u);
+        f.from_step = (int64_t)w.in.stride[0] << f.row_shift;
+        f.to = (row * w.team.size + first / slot_chunks) * slot_bytes(w.in.dtype) + first % slot_chunks * 16u;
+        f.to_step = (w.team.size << f.row_shift) * slot_bytes(w.in.dtype);
+        f.token = token + row;
+        f.chunks = slot_chunks;
+    } else {
+        bool is_idle = w.team.vector >= w.team.per_warp;
+        first = w.team.b * slot_chunks;
+        f.row_shift = NO_ROWS;
+        f.from_step = f.to_step = 16;
+        f.to = lane * slot_bytes(w.in.dtype);
+        f.token = token + (is_idle ? 0u : w.team.vector);
+        f.chunks = is_idle || first >= row_chunks ? 0u : min(row_chunks - first, slot_chunks);
+    }
+    f.next = row_of(w, f.token) + 16u * first;
+    f.slot = 0;
+    return f;
+}
+
+static __device__ append_usual usual_of(const append_params &p, const append_work &w)
+{
+    append_usual u;
+    uint32_t warp = threadIdx.x / WARP_LANES;
+    u.token = warp * w.team.per_warp;
+    u.step = WARPS * w.team.per_warp;
+    u.halves = halves32_of(w.team.b, w.hadamard);
+    u.place = halves32_place(u.halves, w.team.b);
+    u.slots = (uint8_t *)dynamic_memory() + p.slots_at + warp * WARP_LANES * slot_bytes(w.in.dtype);
+    u.fetch = fetch_of(w, u.token);
+    u.fetch.pass_bytes = (int64_t)u.step * w.in.stride[0];
+    return u;
+}
+
+/* Begins to load the vectors of a pass, zeros past the last token. */
+static __device__ void fetch(const append_work &w, append_usual *u)
+{
+    append_fetch *f = &u->fetch;
+    uint32_t dtype = w.in.dtype;
+    uint32_t to = ptx_shared_address(u->slots) + f->slot * (THREADS * slot_bytes(dtype)) + f->to;
+    const uint8_t *from = f->next;
+    uint32_t left = f->chunks;
+    if (f->token >= w.count) {
+        left = 0;
+    } else if (f->row_shift != NO_ROWS) {
+        left = ((w.count - 1u - f->token) >> f->row_shift) + 1u;
+    }
+#pragma unroll 1
+    for (uint32_t done = 0; done < (dtype != NBL_F32 ? 4u : 8u); done += 4u) {
+#pragma unroll
+        for (uint32_t i = 0; i < 4u; ++i) {
+            ptx_cp_async_16_zfill(to, from, done + i < left ? 16u : 0u);
+            to += f->to_step;
+            from += f->from_step;
+        }
+    }
+    ptx_cp_async_commit();
+    f->next += f->pass_bytes;
+    f->token += u->step;
+    f->slot = f->slot == SLOTS - 1u ? 0u : f->slot + 1u;
+}
+
+/* Stores the lane's block of 32 of a vector; all lanes of the warp call it. Codes of V go through the slots that they
+ * came from. */
+template <uint32_t FAMILY>
+static __device__ void store_usual(const append_work &w, const append_shared *s, const append_usual &u,
+                                   const token_place &at, uint8_t *slots, uint32_t token, bool active, const codes32 &q)
+{
+    if (active) {
+        write_scales<FAMILY>(at, w.team, u.place, q);
+    }
+    if (w.kind == NBL_KIND_K) {
+        if (active) {
+            write_k_codes(at, u.place, q.words);
+        }
+        return;
+    }
+    uint32_t row_bytes = stage_row_bytes(w.dim);
+    uint8_t *row = slots + w.team.vector * row_bytes;
+    __syncwarp();
+    if (active) {
+        stage_v_codes(row, u.place, at.format, q.words);
+    }
+    __syncwarp();
+    uint32_t r = w.team.vector % QUAD;
+    if (active && s->quad_is_whole[token / QUAD]) {
+        write_v_quad(at, row - r * row_bytes, row_bytes, u.place, r);
+    } else if (active) {
+        write_v_single(at, row, u.place);
+    }
+}
+
+/* Takes and transforms the lane's elements. CAREFUL: inputs may be beyond X (NUM 3.1). */
+template <uint32_t STEPS, bool CAREFUL>
+static __device__ void transform(const append_work &w, const append_usual &u, const uint8_t *slot,
+                                 const block16_centering &own, float (&x)[VECTOR32], block16_counts *counts)
+{
+    const halves32 &h = u.halves;
+    halves32_take<STEPS != STEPS_ANY>(slot, w.in.dtype, h, w.has_tables && !CAREFUL, tables_of(), w.team.b, x);
+    if (CAREFUL) {
+        vector32_sanitize(x, counts);
+        halves32_scale(x, h, w.has_tables, tables_of(), w.team.b);
+    }
+    if (own.shifts != NULL) {
+        halves32_scale_from(x, h, own.shifts, w.dim, w.team.b);
+    }
+    halves32_hadamard<STEPS>(x, h, w.hadamard);
+    if (w.has_tables) {
+        halves32_center(x, h, tables_of(), w.team.b);
+    } else if (own.codes != NULL) {
+        halves32_center_from(x, h, own.codes, *own.exponent, w.dim, w.team.b);
+    }
+}
+
+/* A pass of the warp: one vector of each team. */
+template <uint32_t FAMILY, uint32_t STEPS>
+static __device__ void append_pass(const append_params &p, const append_work &w, append_shared *s,
+                                   const append_usual &u, uint8_t *slots)
+{
+    float x[VECTOR32];
+    codes32 q;
+    bool has_vector = w.team.vector < w.team.per_warp;
+    uint32_t token = u.token + (has_vector ? w.team.vector : 0u);
+    const token_place at = s->places[token];
+    bool active = has_vector && at.codes != NULL;
+    block16_centering own = own_centering(p, w, s, token, active);
+    const uint8_t *slot = slots + threadIdx.x % WARP_LANES * slot_bytes(w.in.dtype);
+    transform<STEPS, false>(w, u, slot, own, x, NULL);
+    range32 range = range32_of(x, w.team);
+    bool careful = range.vector >= nbl_bits_of(CAREFUL_FROM) || s->is_center_large || center_is_large(own);
+    if (__any_sync(FULL_WARP, careful)) {
+        block16_counts counts = {0, 0, 0};
+        transform<STEPS, true>(w, u, slot, own, x, &counts);
+        range = range32_of(x, w.team);
+        if (p.stats != NULL) {
+            block_stats_add_inputs(&s->total, counts, active);
+        }
+    }
+    bool is_settled = w.has_tables || own.codes != NULL;
+    range.sign[0] = is_settled ? 1.0f : u.halves.sign[0];
+    range.sign[1] = is_settled ? 1.0f : u.halves.sign[1];
+    quantize32<FAMILY, QUANTIZE_MANY>(x, range, w.team, at.format, w.rule, s->reciprocals, p.stats != NULL, &q);
+    halves32_regroup(u.halves, at.format, &q);
+    store_usual<FAMILY>(w, s, u, at, slots, token, active, q);
+    if (p.stats != NULL) {
+        block_stats_add(&s->total, q, range, w.team, at.format, active);
+    }
+}
+
+/* All tokens of the block. */
+template <uint32_t FAMILY, uint32_t KIND, uint32_t STEPS>
+static __device__ void append_usual_all(const append_params &p, append_shared *s)
+{
+    append_work w = work_of(p, KIND);
+    if (STEPS != STEPS_ANY) { /* known, and so are places and steps */
+        w.dim = RECIPE_DIM;
+        w.hadamard = VECTOR32 << STEPS;
+        w.team = team32_of(RECIPE_DIM);
+        w.in.dtype = NBL_BF16;
+    }
+    w.has_tables = KIND == NBL_KIND_K && s->one_sequence;
+    append_usual u = usual_of(p, w);
+    uint32_t pass_slots = THREADS * slot_bytes(w.in.dtype);
+    uint8_t *slots = u.slots;
+    for (uint32_t i = 0; i < SLOTS - 1u; ++i) {
+        fetch(w, &u);
+    }
+#pragma unroll 1
+    for (; u.token < w.count; u.token += u.step) {
+        __syncwarp(); /* nobody reads the slot that is fetched into any more */
+        fetch(w, &u);
+        ptx_cp_async_wait<SLOTS - 1>();
+        __syncwarp();
+        append_pass<FAMILY, STEPS>(p, w, s, u, slots);
+        slots = slots == u.slots + (SLOTS - 1u) * pass_slots ? u.slots : slots + pass_slots;
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ the general way
+ *
+ * Groups of 32 tokens in turn, all cases. */
+
 /* Loads and transforms the lane's elements of token t; zeros where there is no vector. */
-template <bool WIDE>
-static __device__ void load(const append_params &p, const append_work &w, uint32_t t, uint32_t slot, bool active,
-                            bool careful, const block16_centering &own, float (&x)[VECTOR32], block16_counts *counts)
+static __device__ __forceinline__ void load(const append_work &w, uint32_t t, bool active, bool careful,
+                                            const block16_centering &own, float (&x)[VECTOR32], block16_counts *counts)
 {
     uint32_t b = w.team.b;
-    if (WIDE) {
-        vector32_take(slot_of(p, w, slot), w.in.dtype, x);
+    if (active && tensor_is_wide(&w.in) && (b + 1u) * VECTOR32 <= w.dim) {
+        vector32_take(row_of(w, t) + b * VECTOR32 * element_bytes(w), w.in.dtype, x);
     } else {
         vector32_read(&w.in, row_of(w, t), active ? w.dim : 0u, b, x);
     }
@@ -210,31 +398,31 @@ static __device__ void load(const append_params &p, const append_work &w, uint32
     }
 }
 
-/* One vector of each team of the warp: token t of the block. */
-template <uint32_t FAMILY, bool WIDE>
+/* One vector of each team of the warp: token t of the block. in_warp: the lane has one at all. */
+template <uint32_t FAMILY>
 static __device__ void append_vectors(const append_params &p, const append_work &w, append_shared *s, uint32_t t,
-                                      uint32_t slot, bool careful)
+                                      bool in_warp, bool careful)
 {
     float x[VECTOR32];
     codes32 q;
     block16_counts counts = {0, 0, 0};
     range32 range;
     const token_place at = s->places[t];
-    bool active = w.is_active && at.codes != NULL;
+    bool active = in_warp && at.codes != NULL;
     block16_centering own = own_centering(p, w, s, t, active);
     careful = __any_sync(FULL_WARP, careful || center_is_large(own));
 #pragma unroll 1
     for (;;) {
-        load<WIDE>(p, w, t, slot, active, careful, own, x, &counts);
+        load(w, t, active, careful, own, x, &counts);
         range = range32_of(x, w.team);
         if (careful || !__any_sync(FULL_WARP, range.vector >= nbl_bits_of(CAREFUL_FROM))) {
             break;
         }
         careful = true;
     }
-    quantize32<FAMILY>(x, range, w.team, at.format, w.rule, s->reciprocals, p.stats != NULL, &q);
+    quantize32<FAMILY, QUANTIZE_ONCE>(x, range, w.team, at.format, w.rule, s->reciprocals, p.stats != NULL, &q);
     if (active) {
-        write_scales<FAMILY>(at, w.team, q);
+        write_scales<FAMILY>(at, w.team, w.team.b, q);
         if (w.kind == NBL_KIND_K) {
             write_k_codes(at, w.team.b, q.words);
         } else {
@@ -242,28 +430,24 @@ static __device__ void append_vectors(const append_params &p, const append_work 
         }
     }
     if (p.stats != NULL) {
-        block_stats_add(&s->total, q, counts, range, w.team, at.format, active);
+        block_stats_add_inputs(&s->total, counts, active);
+        block_stats_add(&s->total, q, range, w.team, at.format, active);
     }
 }
 
-/* All tokens of the block, pass by pass. */
-template <uint32_t FAMILY, bool WIDE>
-static __device__ void append_all(const append_params &p, const append_work &w, append_shared *s)
+/* All tokens of the block. */
+template <uint32_t FAMILY>
+static __device__ __forceinline__ void append_general_all(const append_params &p, const append_work &w,
+                                                          append_shared *s)
 {
-    bool careful = w.has_tables && center_is_large(s->centering);
+    bool careful = s->is_center_large;
+    uint32_t warp = threadIdx.x / WARP_LANES;
+    uint32_t step = min(GROUP_TOKENS, WARPS * w.team.per_warp); /* tokens of a pass */
+    bool in_warp = w.team.vector < w.team.per_warp && warp * w.team.per_warp < step;
+    uint32_t t = in_warp ? warp * w.team.per_warp + w.team.vector : 0u;
     uint32_t all = (w.count + GROUP_TOKENS - 1u) / GROUP_TOKENS * GROUP_TOKENS;
-    append_input in = input_of(w);
-    for (uint32_t i = 0; WIDE && i < SLOTS - 1u; ++i) {
-        fetch(p, w, s, &in);
-    }
-    uint32_t t = w.token;
-    for (uint32_t end = w.step; end <= all; end += w.step, t += w.step) {
-        if (WIDE) {
-            fetch(p, w, s, &in);
-            ptx_cp_async_wait<SLOTS - 1>();
-        }
-        append_vectors<FAMILY, WIDE>(p, w, s, t, in.from, careful);
-        in.from = in.from == SLOTS - 1u ? 0u : in.from + 1u;
+    for (uint32_t end = step; end <= all; end += step, t += step) {
+        append_vectors<FAMILY>(p, w, s, t, in_warp, careful);
         if (w.kind == NBL_KIND_V && end % GROUP_TOKENS == 0) {
             uint32_t g = end / GROUP_TOKENS - 1u;
             __syncthreads();
@@ -273,21 +457,43 @@ static __device__ void append_all(const append_params &p, const append_work &w, 
     }
 }
 
-/* Blocks of a multiprocessor: as many as leave the registers that the kernel needs. */
-static constexpr uint32_t blocks_of(uint32_t family, bool wide)
+/* ------------------------------------------------------------------------------------------------ kernels */
+
+/* What a kernel is compiled for. */
+enum append_way {
+    WAY_RECIPES, /* the usual way, for bf16 and what recipes are at head dimension 128: formats of one family */
+    WAY_USUAL,
+    WAY_GENERAL /* also for few tokens: code that runs once had better be short */
+};
+
+/* The usual way with the instance for the block's vectors. */
+template <uint32_t FAMILY, uint32_t WAY, uint32_t KIND>
+static __device__ void append_usual_of(const append_params &p, uint32_t hadamard, append_shared *s)
 {
-    return !wide ? 2u : family == FAMILY_ANY ? 3u : 4u - BLOCKS_FEWER;
+    if (WAY == WAY_USUAL) {
+        append_usual_all<FAMILY, KIND, STEPS_ANY>(p, s);
+    } else if (FAMILY == FAMILY_MXFP4 && (KIND == NBL_KIND_K || hadamard == 32u)) {
+        append_usual_all<FAMILY, KIND, 0>(p, s);
+    } else {
+        append_usual_all<FAMILY, KIND, 2>(p, s);
+    }
 }
 
-template <uint32_t FAMILY, bool WIDE>
-static __global__ void __launch_bounds__(THREADS, blocks_of(FAMILY, WIDE))
+/* Blocks of a multiprocessor: as many as leave the registers that the kernel needs. */
+static constexpr uint32_t blocks_of(uint32_t family, uint32_t way)
+{
+    return way == WAY_GENERAL ? 2u : (family == FAMILY_ANY ? 3u : 4u) - BLOCKS_FEWER;
+}
+
+template <uint32_t FAMILY, uint32_t WAY>
+static __global__ void __launch_bounds__(THREADS, blocks_of(FAMILY, WAY))
     append_kernel(const __grid_constant__ append_params p)
 {
     __shared__ append_shared s;
-    append_work w = work_of(p);
+    append_work w = work_of(p, blockIdx.y);
     if (threadIdx.x == 0) {
         s.total = block_stats{0, 0, 0, 0, 0};
-        s.one_sequence = false;
+        s.one_sequence = s.is_center_large = false;
     }
     reciprocals_fill(s.reciprocals);
     find_places(p, w, &s);
@@ -298,27 +504,59 @@ static __global__ void __launch_bounds__(THREADS, blocks_of(FAMILY, WIDE))
     prepare(p, w, &s);
     __syncthreads();
     w.has_tables = s.one_sequence;
-    append_all<FAMILY, WIDE>(p, w, &s);
-    if (p.stats != NULL) {
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            block_stats_flush(s.total, p.stats);
-        }
+    if (WAY == WAY_GENERAL) {
+        append_general_all<FAMILY>(p, w, &s);
+    } else if (w.kind == NBL_KIND_K) {
+        append_usual_of<FAMILY, WAY, NBL_KIND_K>(p, w.hadamard, &s);
+    } else {
+        append_usual_of<FAMILY, WAY, NBL_KIND_V>(p, w.hadamard, &s);
+    }
+    if (p.stats == NULL) {
+        return;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        block_stats_flush(s.total, p.stats);
     }
 }
 
-/* Kernel for the formats and inputs of a call. */
+#define FEW_TOKENS 64u
+
+/* 1 if vectors can go the usual way; trades: lanes trade blocks of 16, which those of E2M1 codes are not to. */
+static bool is_usual(const cuda_tensor *in, uint32_t dim, uint32_t hadamard, bool may_be_mxfp4)
+{
+    return tensor_is_wide(in) && team32_per_warp(dim) >= QUAD && !(may_be_mxfp4 && hadamard > VECTOR32);
+}
+
+/* 1 if it is made up as recipes are at RECIPE_DIM; see append_usual_of. */
+static bool is_recipe(const append_params *p, uint32_t family)
+{
+    bool v_is_32 = family == FAMILY_MXFP4 && p->v_hadamard == 32u;
+    return family != FAMILY_ANY && p->k_dim == RECIPE_DIM && p->v_dim == RECIPE_DIM && p->k.dtype == NBL_BF16 &&
+           p->k_hadamard == (family == FAMILY_MXFP4 ? 32u : 128u) && (v_is_32 || p->v_hadamard == 128u);
+}
+
 static void (*kernel_of(const append_params *p))(const append_params)
 {
-    if (!tensor_is_wide(&p->k) || !tensor_is_wide(&p->v)) {
-        return append_kernel<FAMILY_ANY, false>;
+    uint32_t family = family_of(&p->pages);
+    if (p->tokens <= FEW_TOKENS || !is_usual(&p->k, p->k_dim, p->k_hadamard, any_mxfp4(p->pages, NBL_KIND_K)) ||
+        !is_usual(&p->v, p->v_dim, p->v_hadamard, any_mxfp4(p->pages, NBL_KIND_V))) {
+        return append_kernel<FAMILY_ANY, WAY_GENERAL>;
     }
-    switch (family_of(&p->pages)) {
-    case FAMILY_INT8: return append_kernel<FAMILY_INT8, true>;
-    case FAMILY_INT4P: return append_kernel<FAMILY_INT4P, true>;
-    case FAMILY_MXFP4: return append_kernel<FAMILY_MXFP4, true>;
-    default: return append_kernel<FAMILY_ANY, true>;
+    if (!is_recipe(p, family)) {
+        return append_kernel<FAMILY_ANY, WAY_USUAL>;
     }
+    switch (family) {
+    case FAMILY_INT8: return append_kernel<FAMILY_INT8, WAY_RECIPES>;
+    case FAMILY_INT4P: return append_kernel<FAMILY_INT4P, WAY_RECIPES>;
+    default: return append_kernel<FAMILY_MXFP4, WAY_RECIPES>;
+    }
+}
+
+/* Shared memory of a call before the slots. */
+static uint32_t shared_before_slots(const append_params *p)
+{
+    return max(GROUP_TOKENS * stage_row_bytes(p->v_dim), p->centering ? (uint32_t)sizeof(channel_tables) : 0u);
 }
 
 extern "C" cudaError_t nbl_cuda_append(const append_params *params, cudaStream_t stream)
@@ -326,7 +564,7 @@ extern "C" cudaError_t nbl_cuda_append(const append_params *params, cudaStream_t
     append_params p = *params;
     void (*kernel)(const append_params) = kernel_of(params);
     p.block_tokens = block_tokens_for(p.tokens, p.kv_heads, p.processors);
-    p.slots_at = max(GROUP_TOKENS * stage_row_bytes(p.v_dim), p.centering ? (uint32_t)sizeof(channel_tables) : 0u);
+    p.slots_at = shared_before_slots(&p);
     uint32_t shared = p.slots_at + SLOTS * THREADS * slot_bytes(p.k.dtype); /* k and v have one type */
     cudaError_t error = shared_memory_for((const void *)kernel, shared);
     if (error != cudaSuccess) {

@@ -80,7 +80,7 @@ CUDA_DEVICE token_place token_place_of_slot(const cuda_pages *pages, int64_t slo
 }
 
 /** 1 if pages of the pool may be mxfp4: the same for all threads. */
-CUDA_DEVICE bool any_mxfp4(const cuda_pages &pages, uint32_t kind)
+NBL_FN bool any_mxfp4(const cuda_pages &pages, uint32_t kind)
 {
     bool any = false;
     for (uint32_t i = 0; i < pages.region_count; ++i) {
@@ -91,19 +91,22 @@ CUDA_DEVICE bool any_mxfp4(const cuda_pages &pages, uint32_t kind)
 
 /* ------------------------------------------------------------------------------------------------ K */
 
-/** Words of a lane's codes in a format. */
+/** Words of a lane's codes in a format of the integer core: as many as a code has bits. */
 NBL_FN uint32_t words32(uint32_t format)
 {
-    return nbl_layout_code_bits(format);
+    return format == NBL_INT8 ? 8u : 4u;
 }
 
 CUDA_DEVICE void write_k_codes(const token_place &at, uint32_t b, const uint32_t (&words)[VECTOR32 / 4u])
 {
-    uint32_t count = words32(at.format);
-    uint8_t *to = at.codes + (uint64_t)b * count * at.stride;
+    uint8_t *to = at.codes + b * words32(at.format) * at.stride;
 #pragma unroll
-    for (uint32_t i = 0; i < VECTOR32 / 4u; ++i) {
-        if (i < count) {
+    for (uint32_t i = 0; i < 4u; ++i) {
+        *(uint32_t *)(void *)(to + i * at.stride) = words[i];
+    }
+    if (at.format == NBL_INT8) {
+#pragma unroll
+        for (uint32_t i = 4; i < 8u; ++i) {
             *(uint32_t *)(void *)(to + i * at.stride) = words[i];
         }
     }
@@ -112,7 +115,7 @@ CUDA_DEVICE void write_k_codes(const token_place &at, uint32_t b, const uint32_t
 CUDA_DEVICE void read_k_codes(const token_place &at, uint32_t b, uint32_t (&words)[VECTOR32 / 4u])
 {
     uint32_t count = words32(at.format);
-    const uint8_t *from = at.codes + (uint64_t)b * count * at.stride;
+    const uint8_t *from = at.codes + b * count * at.stride;
 #pragma unroll
     for (uint32_t i = 0; i < VECTOR32 / 4u; ++i) {
         words[i] = i < count ? *(const uint32_t *)(const void *)(from + i * at.stride) : 0u;
@@ -308,22 +311,124 @@ CUDA_DEVICE void read_v_codes(const quad_lists *lists, const token_place *places
     }
 }
 
+/* ------------------------------------------------------------------------------------------------ whole quads */
+
+/** 1 if the tokens t..t+3 lie side by side as a whole quad of V (F4); see quad_lists_fill. */
+CUDA_DEVICE bool quad_is_whole(const token_place *places)
+{
+    const uint8_t *codes = places[0].codes;
+    bool whole = codes != NULL && places[0].stride == QUAD && ((uint64_t)codes & (QUAD - 1u)) == 0;
+    for (uint32_t i = 1; whole && i < QUAD; ++i) {
+        whole = places[i].codes == codes + i;
+    }
+    return whole;
+}
+
+/** Writes V codes of a lane's quad from the staged rows of its tokens, each lane a quarter of the words of its block of
+ *  32. quad: the first token's row; r: the lane's token in the quad. */
+CUDA_DEVICE void write_v_quad(const token_place &at, uint8_t *quad, uint32_t row_bytes, uint32_t b, uint32_t r)
+{
+    uint32_t words = words32(at.format);
+    uint4 *to = (uint4 *)(void *)(at.codes - r);
+    for (uint32_t c = b * words + r; c < (b + 1u) * words; c += QUAD) {
+        uint4 m = make_uint4(*stage_word(quad, row_bytes, 0, c), *stage_word(quad, row_bytes, 1, c),
+                             *stage_word(quad, row_bytes, 2, c), *stage_word(quad, row_bytes, 3, c));
+        to[c] = transpose4(m);
+    }
+}
+
+/** The other way round: V codes of a quad into the rows of its tokens, which may be more than have been stored. */
+CUDA_DEVICE void read_v_quad(const token_place &at, uint8_t *quad, uint32_t row_bytes, uint32_t b, uint32_t r)
+{
+    uint32_t words = words32(at.format);
+    const uint4 *from = (const uint4 *)(const void *)(at.codes - r);
+    for (uint32_t c = b * words + r; c < (b + 1u) * words; c += QUAD) {
+        uint4 m = transpose4(from[c]);
+        *stage_word(quad, row_bytes, 0, c) = m.x;
+        *stage_word(quad, row_bytes, 1, c) = m.y;
+        *stage_word(quad, row_bytes, 2, c) = m.z;
+        *stage_word(quad, row_bytes, 3, c) = m.w;
+    }
+}
+
+/** V codes of a lane's block of 32 byte by byte into its token's row. */
+CUDA_DEVICE void read_v_single(const token_place &at, uint8_t *row, uint32_t b)
+{
+    uint32_t words = words32(at.format);
+#pragma unroll 1
+    for (uint32_t c = b * words; c < (b + 1u) * words; ++c) {
+        uint32_t word = 0;
+        for (uint32_t j = 0; j < 4u; ++j) {
+            word |= (uint32_t)at.codes[(4u * c + j) * at.stride] << (8u * j);
+        }
+        *stage_word(row, 0, 0, c) = word;
+    }
+}
+
+/** Writes V codes of a lane's block of 32 byte by byte from its token's row. */
+CUDA_DEVICE void write_v_single(const token_place &at, uint8_t *row, uint32_t b)
+{
+    uint32_t words = words32(at.format);
+#pragma unroll 1
+    for (uint32_t c = b * words; c < (b + 1u) * words; ++c) {
+        uint32_t word = *stage_word(row, 0, 0, c);
+        for (uint32_t j = 0; j < 4u; ++j) {
+            at.codes[(4u * c + j) * at.stride] = (uint8_t)(word >> (8u * j));
+        }
+    }
+}
+
+/** Trades blocks of 16 between neighbours after halves32_hadamard, so that each has a block of 32, number
+ *  halves32_place. All lanes of the warp call it. */
+CUDA_DEVICE void halves32_regroup(const halves32 &h, uint32_t format, codes32 *q)
+{
+    if (h.steps == 0) {
+        return;
+    }
+    bool is_odd = h.swaps != 0; /* keeps its second half */
+    bool is_int8 = format == NBL_INT8;
+    uint32_t half[2][4] = {
+        {q->words[0], q->words[1], q->words[2], q->words[3]},
+        {is_int8 ? q->words[4] : q->words[2], is_int8 ? q->words[5] : q->words[3], q->words[6], q->words[7]}};
+    uint32_t words = __any_sync(FULL_WARP, is_int8) ? 4u : 2u;
+#pragma unroll
+    for (uint32_t i = 0; i < 4u; ++i) {
+        if (i < words) {
+            uint32_t received = __shfl_xor_sync(FULL_WARP, is_odd ? half[0][i] : half[1][i], 1);
+            half[0][i] = is_odd ? received : half[0][i];
+            half[1][i] = is_odd ? half[1][i] : received;
+        }
+    }
+    uint32_t received = __shfl_xor_sync(FULL_WARP, is_odd ? q->multiplier[0] : q->multiplier[1], 1);
+    q->multiplier[0] = is_odd ? received : q->multiplier[0];
+    q->multiplier[1] = is_odd ? q->multiplier[1] : received;
+    q->words[0] = half[0][0];
+    q->words[1] = half[0][1];
+    q->words[2] = is_int8 ? half[0][2] : half[1][0];
+    q->words[3] = is_int8 ? half[0][3] : half[1][1];
+    q->words[4] = half[1][0];
+    q->words[5] = half[1][1];
+    q->words[6] = half[1][2];
+    q->words[7] = half[1][3];
+}
+
 /* ------------------------------------------------------------------------------------------------ scales */
 
-/** Writes the scale bytes that the lane is responsible for (F5). */
-template <uint32_t FAMILY> CUDA_DEVICE void write_scales(const token_place &at, const team32 &team, const codes32 &q)
+/** Writes the scale bytes that the lane with block b of 32 is responsible for (F5). */
+template <uint32_t FAMILY>
+CUDA_DEVICE void write_scales(const token_place &at, const team32 &team, uint32_t b, const codes32 &q)
 {
     uint8_t exponent = nbl_e8m0_encode(q.exponent[0]);
     if ((FAMILY == FAMILY_INT4P || FAMILY == FAMILY_ANY) && at.format == NBL_INT4P) {
-        at.scales[team.b * at.plane_bytes] = (uint8_t)((q.multiplier[0] - 1u) | (q.multiplier[1] - 1u) << 4);
-        if (team.b == 0) {
+        at.scales[b * at.plane_bytes] = (uint8_t)((q.multiplier[0] - 1u) | (q.multiplier[1] - 1u) << 4);
+        if (b == 0) {
             at.scales[team.size * at.plane_bytes] = exponent;
         }
     } else if ((FAMILY == FAMILY_MXFP4 || FAMILY == FAMILY_ANY) && at.format == NBL_MXFP4_16) {
-        at.scales[2u * team.b * at.plane_bytes] = exponent;
-        at.scales[(2u * team.b + 1u) * at.plane_bytes] = nbl_e8m0_encode(q.exponent[1]);
-    } else if (at.format == NBL_MXFP4 || team.b == 0) {
-        at.scales[team.b * at.plane_bytes] = exponent;
+        at.scales[2u * b * at.plane_bytes] = exponent;
+        at.scales[(2u * b + 1u) * at.plane_bytes] = nbl_e8m0_encode(q.exponent[1]);
+    } else if (at.format == NBL_MXFP4 || b == 0) {
+        at.scales[b * at.plane_bytes] = exponent;
     }
 }
 
@@ -382,16 +487,22 @@ CUDA_DEVICE void add_block(uint32_t *total, uint32_t value)
     }
 }
 
-/** Counts what quantize32 and vector32_sanitize found (NUM 3.3). active: the lane has a token; all lanes call it. */
-CUDA_DEVICE void block_stats_add(block_stats *total, const codes32 &q, const block16_counts &counts,
-                                 const range32 &range, const team32 &team, uint32_t format, bool active)
+/** Counts what vector32_sanitize found (NUM 3.1). active: the lane has a token; all lanes call it. */
+CUDA_DEVICE void block_stats_add_inputs(block_stats *total, const block16_counts &counts, bool active)
+{
+    add_block(&total->nan_inputs, active ? counts.nan_inputs : 0u);
+    add_block(&total->inf_inputs, active ? counts.inf_inputs : 0u);
+    add_block(&total->saturated, active ? counts.saturated : 0u);
+}
+
+/** Counts what quantize32 found (NUM 3.3), likewise. */
+CUDA_DEVICE void block_stats_add(block_stats *total, const codes32 &q, const range32 &range, const team32 &team,
+                                 uint32_t format, bool active)
 {
     uint32_t nonzero = team32_max(team, codes32_nonzero(q, format));
     bool counts_vector = active && team.b == 0;
     add_block(&total->vectors, counts_vector);
-    add_block(&total->nan_inputs, counts.nan_inputs);
-    add_block(&total->inf_inputs, counts.inf_inputs);
-    add_block(&total->saturated, counts.saturated + (active ? q.saturated : 0u));
+    add_block(&total->saturated, active ? q.saturated : 0u);
     add_block(&total->flushed, counts_vector && range.vector != 0 && nonzero == 0);
 }
 

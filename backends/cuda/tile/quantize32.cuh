@@ -15,10 +15,10 @@
 #include "decode4.cuh"
 #include "vector32.cuh"
 
-#define INT4P_ROUND (NBL_MAGIC + 8.0f)              /* leaves q + 8, the code, in the low bits */
-#define INT4P_SATURATES 7.5f                        /* rounds to 8 */
-#define INT8_SATURATES 127.5f                       /* rounds to 128 */
-#define RECIPROCALS (NBL_INT4P_MULTIPLIER_MAX + 2u) /* of 0..17; the first and the last are never used for a code */
+#define INT4P_SATURATES 7.5f  /* rounds to 8 */
+#define INT8_SATURATES 127.5f /* rounds to 128 */
+#define RECIPROCALS \
+    (NBL_INT4P_MULTIPLIER_MAX + 2u) /* of 0..17; the first, of 1, and the last are never used for a code */
 
 /** What a lane's elements became. */
 struct codes32 {
@@ -31,21 +31,22 @@ struct codes32 {
 /** What there is to know about the elements first. */
 struct range32 {
     float half[2];   /**< largest magnitude of the lane's elements 0..15 and 16..31 */
-    uint32_t vector; /**< of the vector, as bits */
+    float sign[2];   /**< 1, or -1: the half's elements are those of the vector negated */
+    uint32_t vector; /**< largest magnitude of the vector, as bits */
 };
 
 /** 1 / m of every multiplier, in shared memory; by all threads, before a barrier. */
 CUDA_DEVICE void reciprocals_fill(float *reciprocals)
 {
     if (threadIdx.x < RECIPROCALS) {
-        reciprocals[threadIdx.x] = 1.0f / (float)threadIdx.x;
+        reciprocals[threadIdx.x] = 1.0f / (float)max(threadIdx.x, 1u);
     }
 }
 
 /** Largest magnitudes; a NaN counts as larger than anything. All lanes of the warp call it. */
 CUDA_DEVICE range32 range32_of(const float (&x)[VECTOR32], const team32 &team)
 {
-    range32 out = {{0.0f, 0.0f}, 0};
+    range32 out = {{0.0f, 0.0f}, {1.0f, 1.0f}, 0};
 #pragma unroll
     for (uint32_t i = 0; i < VECTOR32 / 2u; ++i) {
         out.half[0] = ptx_max_nan(out.half[0], fabsf(x[i]));
@@ -61,141 +62,240 @@ CUDA_DEVICE float clamp_finite(float x, float limit)
     return fminf(fmaxf(x, -limit), limit);
 }
 
-/* Eight 4-bit codes in the low bits of eight numbers whose bits 4..19 are 0, as a word of K. */
-CUDA_DEVICE uint32_t pack_nibbles(const uint32_t *low_bits)
+/* ------------------------------------------------------------------------------------------------ int8 */
+
+/* A vector beyond the largest exponent: its elements, given in units, are clamped. Returns how many. Rare, and so a
+ * short loop over local memory. */
+CUDA_DEVICE uint32_t int8_saturated(const float *y, uint8_t *codes)
 {
-    uint32_t bytes[4];
-#pragma unroll
-    for (uint32_t j = 0; j < 4u; ++j) {
-        bytes[j] = low_bits[j] + (low_bits[j + 4u] << 4);
+    uint32_t saturated = 0;
+#pragma unroll 1
+    for (uint32_t i = 0; i < VECTOR32; ++i) {
+        codes[i] = (uint8_t)nbl_bits_of(clamp_finite(y[i], (float)NBL_INT8_CODE_MAX) + NBL_MAGIC);
+        saturated += fabsf(y[i]) >= INT8_SATURATES;
     }
-    return ptx_prmt(bytes[0] + (bytes[1] << 8), bytes[2] + (bytes[3] << 8), 0x5410u);
+    return saturated;
 }
 
-/* ------------------------------------------------------------------------------------------------ int8 */
+/* The same, of a lane's elements. */
+CUDA_DEVICE void quantize32_int8_saturated(const float (&x)[VECTOR32], const float (&inverse)[2], codes32 *out)
+{
+    float y[VECTOR32];
+    uint8_t codes[VECTOR32];
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR32; ++i) {
+        y[i] = x[i] * inverse[i / BLOCK16];
+    }
+    out->saturated = int8_saturated(y, codes);
+    memcpy(out->words, codes, sizeof codes);
+}
 
 /** int8 (NUM 3.2). */
 CUDA_DEVICE void quantize32_int8(const float (&x)[VECTOR32], const range32 &range, codes32 *out)
 {
     int32_t e = nbl_exponent_for(nbl_float_of(range.vector), (float)NBL_INT8_CODE_MAX, NBL_E_MIN, NBL_E_MAX);
-    float inverse = nbl_pow2(-e);
+    float unit = nbl_pow2(-e);
+    float inverse[2] = {range.sign[0] * unit, range.sign[1] * unit};
     out->exponent[0] = out->exponent[1] = e;
     out->multiplier[0] = out->multiplier[1] = 1;
     out->saturated = 0;
+    if (nbl_float_of(range.vector) * unit > (float)NBL_INT8_CODE_MAX) {
+        quantize32_int8_saturated(x, inverse, out);
+        return;
+    }
 #pragma unroll
     for (uint32_t i = 0; i < VECTOR32 / 4u; ++i) {
         uint32_t bits[4];
 #pragma unroll
-        for (uint32_t j = 0; j < 4u; ++j) {
-            float y = x[4u * i + j] * inverse;
-            bits[j] = nbl_bits_of(clamp_finite(y, (float)NBL_INT8_CODE_MAX) + NBL_MAGIC);
+        for (uint32_t j = 0; j < 4u; ++j) { /* the product is exact, or far below 1/2 */
+            bits[j] = nbl_bits_of(nbl_fma(x[4u * i + j], inverse[4u * i / BLOCK16], NBL_MAGIC));
         }
         out->words[i] = ptx_prmt(ptx_prmt(bits[0], bits[1], 0x0040u), ptx_prmt(bits[2], bits[3], 0x0040u), 0x5410u);
-    }
-    if (nbl_float_of(range.vector) * inverse >= INT8_SATURATES) { /* beyond the largest exponent */
-#pragma unroll
-        for (uint32_t i = 0; i < VECTOR32; ++i) {
-            out->saturated += fabsf(x[i] * inverse) >= INT8_SATURATES;
-        }
     }
 }
 
 /* ------------------------------------------------------------------------------------------------ int4p */
 
-/* Codes of half a lane for one multiplier, and their error. */
-struct int4p_trial {
-    float error;
-    uint32_t words[2];
-};
+/* The search of NUM 3.5, in units of 1 instead of 2^E, and with one rounding less per product (docs/adr/0017). What
+ * differs from the rule:
+ *
+ * - q = RNE(x * r) without rounding the product first. It is another integer than the rule's only if x * r is within
+ *   2^-19 of a tie; both neighbours then have the same squared error, up to 2^-16 of it.
+ * - Sums of squares are rounded alike unless they or their terms are subnormal, thus below 2^-50 of an error that is
+ *   not the same for all multipliers: two multipliers m, m' either take an element to the same q * m = q' * m', with
+ *   one and the same difference, or to integers apart, and then one of the differences is 1/2 at least.
+ *
+ * So two errors further apart than INT4P_APART of the smaller one are in the right order. Where they are not, the rule
+ * itself decides. Elements that are codes of a stored vector times a power of two are multiples of 1/2 in units of 2^E:
+ * ties are exact, all sums are, and the order always is right. */
+#define INT4P_APART 0x1p-14f
+#define INT4P_ALL_ZERO 0.4f /* a block below this has codes 0 only, whatever the multiplier */
 
-/* Tries multiplier m with inverse fl(1/m). CLAMP: y may be beyond 7m. */
-template <bool CLAMP> CUDA_DEVICE int4p_trial int4p_try(const float (&y)[BLOCK16], float m, float inverse)
+/* The error for multiplier m: inverse is fl(1/m) * 2^-E (CLAMP: a 14th of it), unit m * 2^E. CLAMP: elements may be
+ * beyond 7 units; x / unit is then brought into [-7, 7] as a number in [0, 1], which costs it 2^-21. */
+template <bool CLAMP> CUDA_DEVICE float int4p_error(const float *x, float inverse, float unit)
 {
-    int4p_trial out;
-    uint32_t bits[BLOCK16];
-    out.error = 0.0f;
+    const float width = 2.0f * (float)NBL_INT4P_CODE_MAX;
+    float error = 0.0f;
 #pragma unroll
     for (uint32_t i = 0; i < BLOCK16; ++i) {
-        float t = y[i] * inverse;
+        float sum;
         if (CLAMP) {
-            t = clamp_finite(t, (float)NBL_INT4P_CODE_MAX);
+            float place = __saturatef(nbl_fma(x[i], inverse, 0.5f));
+            sum = nbl_fma(place, width, NBL_MAGIC - (float)NBL_INT4P_CODE_MAX);
+        } else {
+            sum = nbl_fma(x[i], inverse, NBL_MAGIC);
         }
-        float sum = t + INT4P_ROUND;
-        float difference = nbl_fma(-(sum - INT4P_ROUND), m, y[i]); /* q * m is exact */
-        out.error = nbl_fma(difference, difference, out.error);
-        bits[i] = nbl_bits_of(sum);
+        float difference = nbl_fma(-(sum - NBL_MAGIC), unit, x[i]);
+        error = nbl_fma(difference, difference, error);
     }
-    out.words[0] = pack_nibbles(bits);
-    out.words[1] = pack_nibbles(bits + 8);
+    return error;
+}
+
+/* The codes for a multiplier, by the rule: two words of K. inverse is fl(1/m) * 2^-E; |x * inverse| < 2^14. Halves of a
+ * word hold q, then q + 7 brought into 0..14, then the code q + 8. */
+CUDA_DEVICE void int4p_codes(const float *x, float inverse, uint32_t *words)
+{
+    uint32_t sevens = ptx_keep(0x00070007u);
+#pragma unroll
+    for (uint32_t w = 0; w < 2u; ++w) {
+        uint32_t sum[8];
+        uint32_t pair[4]; /* of elements 0 and 2, 1 and 3, 4 and 6, 5 and 7 */
+#pragma unroll
+        for (uint32_t i = 0; i < 8u; ++i) {
+            sum[i] = nbl_bits_of(x[8u * w + i] * inverse + NBL_MAGIC);
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < 4u; ++i) {
+            uint32_t first = i / 2u * 4u + i % 2u;
+            pair[i] = __viaddmin_s16x2_relu(ptx_prmt(sum[first], sum[first + 2u], 0x5410u), sevens, 0x000e000eu);
+        }
+        words[w] = pair[0] + (pair[2] << 4) + ((pair[1] + (pair[3] << 4)) << 8) + 0x11111111u;
+    }
+}
+
+/* The rule as core/num has it, on a block in units: multiplier, and codes q + 8. Rare, and so a function of its own. */
+static __device__ __noinline__ uint32_t int4p_by_rule(const float *y, uint8_t *codes)
+{
+    uint32_t m = (uint32_t)nbl_int4p_choose_multiplier(y, BLOCK16);
+    float inverse = 1.0f / (float)m;
+#pragma unroll 1
+    for (uint32_t i = 0; i < BLOCK16; ++i) {
+        uint64_t ignored = 0;
+        codes[i] = (uint8_t)(nbl_round_clamped(y[i] * inverse, NBL_INT4P_CODE_MAX, &ignored) + 8);
+    }
+    return m;
+}
+
+/* The same, of half a lane: its two words. */
+CUDA_DEVICE uint32_t int4p_block_by_rule(const float *x, float unit, uint32_t *words)
+{
+    float y[BLOCK16];
+    uint8_t codes[BLOCK16];
+#pragma unroll
+    for (uint32_t i = 0; i < BLOCK16; ++i) {
+        y[i] = x[i] * unit;
+    }
+    uint32_t m = int4p_by_rule(y, codes);
+#pragma unroll
+    for (uint32_t i = 0; i < 2u; ++i) {
+        uint32_t low, high;
+        memcpy(&low, &codes[8u * i], sizeof low);
+        memcpy(&high, &codes[8u * i + 4u], sizeof high);
+        words[i] = low + (high << 4);
+    }
+    return m;
+}
+
+/* What the search finds for a block. */
+struct int4p_choice {
+    float multiplier;
+    float reciprocal;
+    bool is_near; /* too near to tell */
+};
+
+/* Searches the multiplier of a block whose largest element is amax * 2^E, amax <= 112; unit is +-2^-E, of_unit +-2^E.
+ * Without a branch, so that the searches of both halves of a lane overlap. */
+template <bool EXACT>
+CUDA_DEVICE int4p_choice int4p_search(const float *x, float amax, float unit, float of_unit, const float *reciprocals)
+{
+    float nearest = nbl_fma(amax, 1.0f / (float)NBL_INT4P_CODE_MAX, NBL_MAGIC) - NBL_MAGIC;
+    float m0 = fmaxf(nearest * (float)NBL_INT4P_CODE_MAX < amax ? nearest + 1.0f : nearest, 1.0f); /* of the rule */
+    const float *reciprocal = &reciprocals[nbl_bits_of(m0 + NBL_MAGIC) & 31u];
+    float low_inverse = reciprocal[-1], middle_inverse = reciprocal[0], high_inverse = reciprocal[1];
+    float low = int4p_error<true>(x, low_inverse * (unit * (0.5f / (float)NBL_INT4P_CODE_MAX)), (m0 - 1.0f) * of_unit);
+    float middle = int4p_error<false>(x, middle_inverse * unit, m0 * of_unit);
+    float high = int4p_error<false>(x, high_inverse * unit, (m0 + 1.0f) * of_unit);
+    low = m0 > 1.0f ? low : INFINITY;
+    high = m0 < (float)NBL_INT4P_MULTIPLIER_MAX ? high : INFINITY;
+    float best = fminf(low, middle);
+    int4p_choice out;
+    out.is_near = (fabsf(middle - low) < INT4P_APART * middle) | (fabsf(high - best) < INT4P_APART * best);
+    out.is_near = !EXACT & out.is_near & (amax > INT4P_ALL_ZERO);
+    out.multiplier = middle < low ? m0 : m0 - 1.0f;
+    out.reciprocal = middle < low ? middle_inverse : low_inverse;
+    out.multiplier = high < best ? m0 + 1.0f : out.multiplier;
+    out.reciprocal = high < best ? high_inverse : out.reciprocal;
     return out;
 }
 
-/* The rule as core/num has it, for blocks beyond 7 * 16 units. */
-CUDA_DEVICE uint32_t int4p_saturated(const float (&y)[BLOCK16], uint32_t *words)
+/* One block of int4p: its words, its multiplier, and how many of its elements are saturated, if that counts. amax is
+ * |largest element| * 2^-E; unit is +-2^-E, of_unit +-2^E. */
+template <bool EXACT>
+CUDA_DEVICE uint32_t int4p_block(const float (&x)[BLOCK16], float amax, float unit, float of_unit,
+                                 const float *reciprocals, bool counts, uint32_t *words, uint32_t *saturated)
 {
-    uint32_t bits[BLOCK16];
-    int32_t m = nbl_int4p_choose_multiplier(y, BLOCK16);
-    float inverse = 1.0f / (float)m;
+    int4p_choice choice = int4p_search<EXACT>(x, fminf(amax, NBL_INT4P_PEAK), unit, of_unit, reciprocals);
+    uint32_t multiplier = nbl_bits_of(choice.multiplier + NBL_MAGIC) & 31u;
+    int4p_codes(x, choice.reciprocal * unit, words);
+    if (choice.is_near | (amax > NBL_INT4P_PEAK)) { /* or beyond the largest exponent */
+        multiplier = int4p_block_by_rule(x, unit, words);
+    }
+    if (counts) {
+        float inverse = reciprocals[multiplier] * unit;
 #pragma unroll
-    for (uint32_t i = 0; i < BLOCK16; ++i) {
-        uint64_t ignored = 0;
-        bits[i] = (uint32_t)(nbl_round_clamped(y[i] * inverse, NBL_INT4P_CODE_MAX, &ignored) + 8);
+        for (uint32_t i = 0; i < BLOCK16; ++i) {
+            *saturated += fabsf(x[i] * inverse) >= INT4P_SATURATES;
+        }
     }
-    words[0] = pack_nibbles(bits);
-    words[1] = pack_nibbles(bits + 8);
-    return (uint32_t)m;
-}
-
-/* One block of int4p (NUM 3.5): its two words and its multiplier. */
-CUDA_DEVICE uint32_t int4p_block(const float (&y)[BLOCK16], float amax, const float *reciprocals, uint32_t *words)
-{
-    if (amax > NBL_INT4P_PEAK) {
-        return int4p_saturated(y, words);
-    }
-    /* fl(1/7) is above 1/7, so this is the m0 of the rule or one less. */
-    uint32_t m0 = max((uint32_t)(amax * (1.0f / (float)NBL_INT4P_CODE_MAX)), 1u);
-    m0 += amax > (float)NBL_INT4P_CODE_MAX * (float)m0;
-    float m = (float)m0;
-    int4p_trial best = int4p_try<true>(y, m - 1.0f, reciprocals[m0 - 1u]);
-    int4p_trial middle = int4p_try<false>(y, m, reciprocals[m0]);
-    int4p_trial high = int4p_try<false>(y, m + 1.0f, reciprocals[m0 + 1u]);
-    uint32_t multiplier = m0 - 1u;
-    if (m0 == 1u || middle.error < best.error) {
-        best = middle;
-        multiplier = m0;
-    }
-    if (m0 < NBL_INT4P_MULTIPLIER_MAX && high.error < best.error) {
-        best = high;
-        multiplier = m0 + 1u;
-    }
-    words[0] = best.words[0];
-    words[1] = best.words[1];
     return multiplier;
 }
 
+/** How a caller of quantize32 is. */
+enum quantize_mode {
+    QUANTIZE_MANY, /**< vector after vector */
+    QUANTIZE_ONCE, /**< code that runs once: shorter, although it takes longer */
+    QUANTIZE_CODES /**< vector after vector of stored codes times one power of two */
+};
+
 /** int4p (NUM 3.5). counts: saturated elements are to be counted. */
+template <uint32_t MODE>
 CUDA_DEVICE void quantize32_int4p(const float (&x)[VECTOR32], const range32 &range, const float *reciprocals,
                                   bool counts, codes32 *out)
 {
     int32_t e = nbl_exponent_for(nbl_float_of(range.vector), NBL_INT4P_PEAK, NBL_E_MIN, NBL_E_MAX);
-    float unit = nbl_pow2(-e);
+    float unit = nbl_pow2(-e), of_unit = nbl_pow2(e);
     out->exponent[0] = out->exponent[1] = e;
     out->saturated = 0;
-#pragma unroll
+#pragma unroll MODE == QUANTIZE_ONCE ? 1 : 2
     for (uint32_t half = 0; half < 2u; ++half) {
-        float y[BLOCK16];
+        float block[BLOCK16];
+        uint32_t words[2];
+        bool is_first = half == 0;
 #pragma unroll
         for (uint32_t i = 0; i < BLOCK16; ++i) {
-            y[i] = x[BLOCK16 * half + i] * unit;
+            block[i] = is_first ? x[i] : x[BLOCK16 + i];
         }
-        out->multiplier[half] = int4p_block(y, range.half[half] * unit, reciprocals, &out->words[2u * half]);
-        if (counts) {
-            float inverse = reciprocals[out->multiplier[half]];
-#pragma unroll
-            for (uint32_t i = 0; i < BLOCK16; ++i) {
-                out->saturated += fabsf(y[i] * inverse) >= INT4P_SATURATES;
-            }
-        }
+        float sign = is_first ? range.sign[0] : range.sign[1];
+        float amax = is_first ? range.half[0] : range.half[1];
+        uint32_t multiplier = int4p_block<MODE == QUANTIZE_CODES>(block, amax * unit, sign * unit, sign * of_unit,
+                                                                  reciprocals, counts, words, &out->saturated);
+        out->words[0] = is_first ? words[0] : out->words[0];
+        out->words[1] = is_first ? words[1] : out->words[1];
+        out->multiplier[0] = is_first ? multiplier : out->multiplier[0];
+        out->words[2] = words[0];
+        out->words[3] = words[1];
+        out->multiplier[1] = multiplier;
     }
 }
 
@@ -203,18 +303,26 @@ CUDA_DEVICE void quantize32_int4p(const float (&x)[VECTOR32], const range32 &ran
 
 #define E2M1_MAX 6.0f
 /* Codes of eight elements for a block exponent, given as 2^-e_b. */
-CUDA_DEVICE uint32_t mxfp4_word(const float *x, float inverse, uint32_t *saturated)
+CUDA_DEVICE uint32_t mxfp4_word(const float *x, float inverse)
 {
-    uint32_t bits[8];
+    uint32_t code[8], sign[2];
+    float y[8];
 #pragma unroll
     for (uint32_t j = 0; j < 8u; ++j) {
-        float a = fabsf(x[j] * inverse);
-        *saturated += a > E2M1_MAX;
-        bits[j] = nbl_e2m1_encode_magnitude(fminf(a, E2M1_MAX)) | (nbl_bits_of(x[j]) >> 28 & 8u);
+        y[j] = x[j] * inverse;
+        code[j] = nbl_e2m1_encode_magnitude(fminf(fabsf(y[j]), E2M1_MAX));
     }
-    uint32_t word = pack_nibbles(bits);
-    uint32_t nonzero = (word | word >> 1 | word >> 2) & 0x11111111u;
-    return word & (0x77777777u | nonzero << 3); /* -0 is never stored */
+#pragma unroll
+    for (uint32_t i = 0; i < 2u; ++i) { /* elements 4i..4i+3: nibbles, and bytes with a sign on top */
+        uint32_t first = ptx_prmt(nbl_bits_of(y[4u * i]), nbl_bits_of(y[4u * i + 1u]), 0x0073u);
+        uint32_t second = ptx_prmt(nbl_bits_of(y[4u * i + 2u]), nbl_bits_of(y[4u * i + 3u]), 0x0073u);
+        sign[i] = ptx_prmt(first, second, 0x5410u);
+    }
+    uint32_t low = code[0] + (code[4] << 4) + ((code[1] + (code[5] << 4)) << 8);
+    uint32_t high = code[2] + (code[6] << 4) + ((code[3] + (code[7] << 4)) << 8);
+    uint32_t word = low + (high << 16);
+    uint32_t signs = (sign[0] >> 4 & 0x0f0f0f0fu) | (sign[1] & 0xf0f0f0f0u);
+    return word | (signs & 0x88888888u & (word + 0x77777777u)); /* -0 is never stored */
 }
 
 /* The error of NUM 3.4 going on from `error` over half a lane. */
@@ -277,14 +385,22 @@ CUDA_DEVICE void mxfp4_exponents(const float (&x)[VECTOR32], const range32 &rang
     out->exponent[1] = max(out->exponent[1], most - NBL_BLOCK_E_SPREAD);
 }
 
-/** mxfp4 and mxfp4_16 (NUM 3.4) for exponents found before. */
-CUDA_DEVICE void quantize32_mxfp4(const float (&x)[VECTOR32], codes32 *out)
+/** mxfp4 and mxfp4_16 (NUM 3.4) for exponents found before. counts: saturated elements are to be counted. */
+CUDA_DEVICE void quantize32_mxfp4(const float (&x)[VECTOR32], const range32 &range, bool counts, codes32 *out)
 {
     out->saturated = 0;
     out->multiplier[0] = out->multiplier[1] = 1;
 #pragma unroll
-    for (uint32_t i = 0; i < VECTOR32 / 8u; ++i) {
-        out->words[i] = mxfp4_word(&x[8u * i], nbl_pow2(-out->exponent[i / 2u]), &out->saturated);
+    for (uint32_t half = 0; half < 2u; ++half) {
+        float inverse = range.sign[half] * nbl_pow2(-out->exponent[half]);
+        out->words[2u * half] = mxfp4_word(&x[BLOCK16 * half], inverse);
+        out->words[2u * half + 1u] = mxfp4_word(&x[BLOCK16 * half + 8u], inverse);
+        if (counts) {
+#pragma unroll
+            for (uint32_t i = 0; i < BLOCK16; ++i) {
+                out->saturated += fabsf(x[BLOCK16 * half + i] * inverse) > E2M1_MAX;
+            }
+        }
     }
 }
 
@@ -312,7 +428,7 @@ static inline uint32_t family_of(const cuda_pages *pages)
 }
 
 /** Quantizes the lane's elements (NUM 3.2 to 3.5); format is one of the family. All lanes call it. */
-template <uint32_t FAMILY>
+template <uint32_t FAMILY, uint32_t MODE>
 CUDA_DEVICE void quantize32(const float (&x)[VECTOR32], const range32 &range, const team32 &team, uint32_t format,
                             uint32_t rule, const float *reciprocals, bool counts, codes32 *out)
 {
@@ -324,9 +440,9 @@ CUDA_DEVICE void quantize32(const float (&x)[VECTOR32], const range32 &range, co
     if (FAMILY == FAMILY_INT8 || format == NBL_INT8) {
         quantize32_int8(x, range, out);
     } else if (FAMILY == FAMILY_INT4P || (FAMILY == FAMILY_ANY && format == NBL_INT4P)) {
-        quantize32_int4p(x, range, reciprocals, counts, out);
+        quantize32_int4p<MODE>(x, range, reciprocals, counts, out);
     } else {
-        quantize32_mxfp4(x, out);
+        quantize32_mxfp4(x, range, counts, out);
     }
 }
 

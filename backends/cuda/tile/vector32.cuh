@@ -14,6 +14,7 @@
 #include "../ptx/ptx.cuh"
 #include "block16.cuh"
 
+#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #define VECTOR32 NBL_LAYOUT_DIM_BLOCK
@@ -66,11 +67,17 @@ CUDA_DEVICE team32 team32_of(uint32_t dim)
 /** Largest value of a team, in all its lanes. */
 CUDA_DEVICE uint32_t team32_max(const team32 &t, uint32_t value)
 {
-    bool is_power = (t.size & (t.size - 1u)) == 0;
+    if ((t.size & (t.size - 1u)) == 0) {
+#pragma unroll 1
+        for (uint32_t distance = 1; distance < t.size; distance *= 2u) {
+            value = max(value, __shfl_xor_sync(FULL_WARP, value, (int)distance));
+        }
+        return value;
+    }
     uint32_t first = threadIdx.x % WARP_LANES - t.b;
-    for (uint32_t distance = 1; distance < t.size; distance *= 2u) {
-        uint32_t partner = is_power ? t.b ^ distance : (t.b + distance) % t.size; /* windows may overlap */
-        value = max(value, __shfl_sync(FULL_WARP, value, (int)(first + partner)));
+#pragma unroll 1
+    for (uint32_t distance = 1; distance < t.size; distance *= 2u) { /* windows may overlap */
+        value = max(value, __shfl_sync(FULL_WARP, value, (int)(first + (t.b + distance) % t.size)));
     }
     return value;
 }
@@ -89,59 +96,51 @@ NBL_FN uint32_t slot_bytes(uint32_t dtype)
     return VECTOR32 * (dtype == NBL_F32 ? 4u : 2u) + 16u;
 }
 
-/** Begins to copy the first `bytes` of a lane's elements into its slot, given as a shared address; the others become 0.
- *  A multiple of 16 bytes: D is a multiple of 8 (F1). at may be read even if bytes is 0. */
-CUDA_DEVICE void vector32_fetch(const uint8_t *at, uint32_t bytes, uint32_t dtype, uint32_t slot)
+/* Sixteen-bit elements in a word, bf16 or fp16. */
+template <bool BF16> CUDA_DEVICE void halves_of_word(uint32_t word, float *x)
 {
-#pragma unroll
-    for (uint32_t k = 0; k < VECTOR32 / 8u; ++k) {
-        ptx_cp_async_16_zfill(slot + 16u * k, at + 16u * k, 16u * k < bytes ? 16u : 0u);
-    }
-    if (dtype == NBL_F32) {
-#pragma unroll
-        for (uint32_t k = VECTOR32 / 8u; k < VECTOR32 / 4u; ++k) {
-            ptx_cp_async_16_zfill(slot + 16u * k, at + 16u * k, 16u * k < bytes ? 16u : 0u);
-        }
-    }
+    __half2 pair;
+    memcpy(&pair, &word, sizeof pair);
+    float2 wide = __half22float2(pair);
+    x[0] = BF16 ? nbl_float_of(word << 16) : wide.x;
+    x[1] = BF16 ? nbl_float_of(word & 0xffff0000u) : wide.y;
 }
 
-/* Sixteen-bit elements of a slot, bf16 or fp16. */
-template <bool BF16> CUDA_DEVICE void take_halves(const uint4 *chunk, float (&x)[VECTOR32])
+template <bool BF16> CUDA_DEVICE void take_halves(const uint4 *chunk, float *x, uint32_t chunks)
 {
 #pragma unroll
-    for (uint32_t k = 0; k < VECTOR32 / 8u; ++k) {
+    for (uint32_t k = 0; k < chunks; ++k) {
         uint4 v = chunk[k];
-        uint32_t words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-        for (uint32_t i = 0; i < 4u; ++i) {
-            __half2 pair;
-            memcpy(&pair, &words[i], sizeof pair);
-            float2 wide = __half22float2(pair);
-            x[8u * k + 2u * i] = BF16 ? nbl_float_of(words[i] << 16) : wide.x;
-            x[8u * k + 2u * i + 1u] = BF16 ? nbl_float_of(words[i] & 0xffff0000u) : wide.y;
-        }
+        halves_of_word<BF16>(v.x, &x[8u * k]);
+        halves_of_word<BF16>(v.y, &x[8u * k + 2u]);
+        halves_of_word<BF16>(v.z, &x[8u * k + 4u]);
+        halves_of_word<BF16>(v.w, &x[8u * k + 6u]);
     }
 }
 
-/** The lane's elements out of its slot, once they are there. */
-CUDA_DEVICE void vector32_take(const uint8_t *slot, uint32_t dtype, float (&x)[VECTOR32])
+/* Elements of binary32. */
+CUDA_DEVICE void take_floats(const uint4 *chunk, float *x, uint32_t chunks)
 {
-    const uint4 *chunk = (const uint4 *)(const void *)slot;
-    if (dtype == NBL_F32) {
 #pragma unroll
-        for (uint32_t k = 0; k < VECTOR32 / 4u; ++k) {
-            uint4 v = chunk[k];
-            x[4u * k] = nbl_float_of(v.x);
-            x[4u * k + 1u] = nbl_float_of(v.y);
-            x[4u * k + 2u] = nbl_float_of(v.z);
-            x[4u * k + 3u] = nbl_float_of(v.w);
-        }
-        return;
+    for (uint32_t k = 0; k < chunks; ++k) {
+        uint4 v = chunk[k];
+        x[4u * k] = nbl_float_of(v.x);
+        x[4u * k + 1u] = nbl_float_of(v.y);
+        x[4u * k + 2u] = nbl_float_of(v.z);
+        x[4u * k + 3u] = nbl_float_of(v.w);
     }
-    if (dtype == NBL_BF16) {
-        take_halves<true>(chunk, x);
+}
+
+/** A lane's elements at an address that is a multiple of 16, in shared memory or not. */
+CUDA_DEVICE void vector32_take(const uint8_t *at, uint32_t dtype, float (&x)[VECTOR32])
+{
+    const uint4 *chunk = (const uint4 *)(const void *)at;
+    if (dtype == NBL_F32) {
+        take_floats(chunk, x, VECTOR32 / 4u);
+    } else if (dtype == NBL_BF16) {
+        take_halves<true>(chunk, x, VECTOR32 / 8u);
     } else {
-        take_halves<false>(chunk, x);
+        take_halves<false>(chunk, x, VECTOR32 / 8u);
     }
 }
 
@@ -196,19 +195,35 @@ CUDA_DEVICE void vector32_write(const cuda_tensor *t, uint8_t *row, uint32_t dim
     }
 }
 
+/** x[i] = change(i, x[i]) for what is rare: a short loop over local memory, that needs neither code nor registers. */
+template <typename CHANGE> CUDA_DEVICE void vector32_each(float (&x)[VECTOR32], const CHANGE &change)
+{
+    float y[VECTOR32];
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR32; ++i) {
+        y[i] = x[i];
+    }
+#pragma unroll 1
+    for (uint32_t i = 0; i < VECTOR32; ++i) {
+        y[i] = change(i, y[i]);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR32; ++i) {
+        x[i] = y[i];
+    }
+}
+
 /** NUM 3.1 on every element. */
 CUDA_DEVICE void vector32_sanitize(float (&x)[VECTOR32], block16_counts *counts)
 {
-#pragma unroll
-    for (uint32_t i = 0; i < VECTOR32; ++i) {
-        if ((nbl_bits_of(x[i]) & 0x7fffffffu) > nbl_bits_of(NBL_INPUT_MAX)) {
-            nbl_quant_stats stats = {0, 0, 0, 0, 0};
-            x[i] = nbl_sanitize(x[i], &stats);
-            counts->nan_inputs += (uint32_t)stats.nan_inputs;
-            counts->inf_inputs += (uint32_t)stats.inf_inputs;
-            counts->saturated += (uint32_t)stats.saturated;
-        }
-    }
+    nbl_quant_stats stats = {0, 0, 0, 0, 0};
+    vector32_each(x, [&](uint32_t i, float value) {
+        (void)i;
+        return nbl_sanitize(value, &stats);
+    });
+    counts->nan_inputs += (uint32_t)stats.nan_inputs;
+    counts->inf_inputs += (uint32_t)stats.inf_inputs;
+    counts->saturated += (uint32_t)stats.saturated;
 }
 
 /* ------------------------------------------------------------------------------------------------ transforms */
@@ -278,12 +293,20 @@ CUDA_DEVICE void vector32_hadamard_undo(float (&x)[VECTOR32], uint32_t b, uint32
  * apart, which are different banks. */
 #define CHANNEL_STRIDE (VECTOR32 + 4u)
 #define CHANNEL_FLOATS (NBL_DIM_PADDED_MAX / VECTOR32 * CHANNEL_STRIDE)
+#define FACTOR_STRIDE (VECTOR32 + 8u) /* likewise, of 16-bit factors */
 
 /** 2^(sign * u) and mu * 2^Emu of every element; 1 and 0 past the dimension. */
 struct channel_tables {
     float factor[CHANNEL_FLOATS];
     float center[CHANNEL_FLOATS];
+    uint16_t factor_bf16[NBL_DIM_PADDED_MAX / VECTOR32 * FACTOR_STRIDE]; /**< the factors again */
 };
+
+/** Entries of a table for block `block` of 16 elements. */
+CUDA_DEVICE const float4 *channels16(const float *table, uint32_t block)
+{
+    return (const float4 *)(const void *)&table[block / 2u * CHANNEL_STRIDE + block % 2u * BLOCK16];
+}
 
 /** Fills the tables by all threads of the block. sign: 1 before quantizing, -1 after reading (NUM 4.5, 4.4). */
 CUDA_DEVICE void channel_tables_fill(channel_tables *tables, const block16_centering &from, uint32_t dim, int32_t sign)
@@ -292,7 +315,9 @@ CUDA_DEVICE void channel_tables_fill(channel_tables *tables, const block16_cente
     for (uint32_t d = threadIdx.x; d < nbl_layout_dim_padded(dim); d += blockDim.x) {
         uint32_t at = d / VECTOR32 * CHANNEL_STRIDE + d % VECTOR32;
         bool has_shift = from.shifts != NULL && d < dim;
-        tables->factor[at] = has_shift ? nbl_pow2(sign * (int32_t)(from.shifts[d] & NBL_SHIFT_MAX)) : 1.0f;
+        float factor = has_shift ? nbl_pow2(sign * (int32_t)(from.shifts[d] & NBL_SHIFT_MAX)) : 1.0f;
+        tables->factor[at] = factor;
+        tables->factor_bf16[d / VECTOR32 * FACTOR_STRIDE + d % VECTOR32] = (uint16_t)(nbl_bits_of(factor) >> 16);
         tables->center[at] = from.codes != NULL && d < dim ? (float)from.codes[d] * unit : 0.0f;
     }
 }
@@ -345,6 +370,241 @@ CUDA_DEVICE void vector32_center_from(float (&x)[VECTOR32], const int8_t *codes,
     for (uint32_t i = 0; i < VECTOR32; ++i) {
         uint32_t d = b * VECTOR32 + i;
         x[i] = nbl_fma(d < dim ? (float)codes[d] : 0.0f, unit, x[i]); /* the product is exact */
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ halves
+ *
+ * The butterflies from 32 on with half the exchange. A lane keeps one half of its elements and sends the other to its
+ * partner, so that it then has both members of 16 pairs; the butterfly at h = 32 * 2^s makes the halves of the next
+ * exchange. In the end a lane has two blocks of 16, some way apart. Which half of a lane is sent depends on the lane,
+ * but no instruction picks it: odd lanes take their halves in swapped order from the start, and a butterfly leaves the
+ * half to keep first, for (a, b) -> a * sign + b and b - a * sign are the same two numbers in either order, up to a
+ * sign. Signs are settled where the elements are multiplied with something anyway. */
+
+/** How the butterflies of a lane go. */
+struct halves32 {
+    uint32_t steps;   /**< exchanges: log2(n / 32), 0 if there is none */
+    uint32_t negates; /**< bit 0: at h = 16; bit 1 + s: after exchange s; a set bit stands for -1 */
+    uint32_t swaps;   /**< 1: the lane's halves are taken in swapped order */
+    float sign[2];    /**< in the end, of the halves */
+};
+
+CUDA_DEVICE halves32 halves32_of(uint32_t b, uint32_t n)
+{
+    halves32 h;
+    uint32_t kept = 0, sent = 0; /* sign bits */
+    h.steps = n <= VECTOR32 ? 0u : (uint32_t)nbl_log2_of(n / VECTOR32);
+    h.swaps = h.steps > 0 ? b & 1u : 0u;
+    h.negates = h.swaps;
+#pragma unroll 1
+    for (uint32_t s = 0; s < h.steps; ++s) {
+        uint32_t received = __shfl_xor_sync(FULL_WARP, sent, 1 << s);
+        uint32_t is_upper = b >> s & 1u;
+        uint32_t keeps_difference = s + 1u < h.steps ? b >> (s + 1u) & 1u : 0u;
+        uint32_t sum = received;
+        uint32_t difference = received ^ is_upper ^ 1u; /* received - kept, of the lower lane the negative */
+        h.negates |= (kept ^ received ^ keeps_difference) << (1u + s);
+        kept = keeps_difference ? difference : sum;
+        sent = keeps_difference ? sum : difference;
+    }
+    h.sign[0] = kept ? -1.0f : 1.0f;
+    h.sign[1] = sent ? -1.0f : 1.0f;
+    return h;
+}
+
+/** Block of 16 that the lane's first half is in the end; the second half is 2^steps further. */
+CUDA_DEVICE uint32_t halves32_first(const halves32 &h, uint32_t b)
+{
+    uint32_t low = b & ((1u << h.steps) - 1u);
+    return ((b >> h.steps) << (h.steps + 1u)) + low;
+}
+
+/** Block of 32 that the lane holds once it has traded blocks of 16 with its neighbour (halves32_regroup). */
+CUDA_DEVICE uint32_t halves32_place(const halves32 &h, uint32_t b)
+{
+    uint32_t first = halves32_first(h, b);
+    return h.swaps ? (first - 1u + (1u << h.steps)) / 2u : first / 2u;
+}
+
+/* 1 or -1 by a bit. */
+CUDA_DEVICE float sign_of(uint32_t bits, uint32_t place)
+{
+    return nbl_float_of(0x3f800000u | (bits >> place & 1u) << 31);
+}
+
+/* Two bf16 numbers times two powers of two: exact, or infinite. */
+CUDA_DEVICE uint32_t scale_bf16x2(uint32_t pair, uint32_t factors)
+{
+    __nv_bfloat162 x, f;
+    memcpy(&x, &pair, sizeof x);
+    memcpy(&f, &factors, sizeof f);
+    x = __hmul2(x, f);
+    memcpy(&pair, &x, sizeof pair);
+    return pair;
+}
+
+/* Sixteen bf16 elements times their factors, if they have any. */
+CUDA_DEVICE void take_bf16(const uint4 *from, bool has_factors, const uint4 *factors, float *x)
+{
+#pragma unroll
+    for (uint32_t k = 0; k < BLOCK16 / 8u; ++k) {
+        uint4 v = from[k];
+        if (has_factors) {
+            uint4 f = factors[k];
+            v = make_uint4(scale_bf16x2(v.x, f.x), scale_bf16x2(v.y, f.y), scale_bf16x2(v.z, f.z),
+                           scale_bf16x2(v.w, f.w));
+        }
+        halves_of_word<true>(v.x, &x[8u * k]);
+        halves_of_word<true>(v.y, &x[8u * k + 2u]);
+        halves_of_word<true>(v.z, &x[8u * k + 4u]);
+        halves_of_word<true>(v.w, &x[8u * k + 6u]);
+    }
+}
+
+/* Half a lane of any type, likewise. */
+CUDA_DEVICE void take_any(const uint4 *from, uint32_t dtype, bool has_factors, const float *factors, float *x)
+{
+    if (dtype == NBL_F32) {
+        take_floats(from, x, BLOCK16 / 4u);
+    } else if (dtype == NBL_BF16) {
+        take_halves<true>(from, x, BLOCK16 / 8u);
+    } else {
+        take_halves<false>(from, x, BLOCK16 / 8u);
+    }
+#pragma unroll
+    for (uint32_t i = 0; has_factors && i < BLOCK16; ++i) {
+        x[i] *= factors[i];
+    }
+}
+
+/** The lane's elements out of its slot, halves in the lane's order, shifted if there are tables. BF16: that is the
+ *  type; else it is dtype. */
+template <bool BF16>
+CUDA_DEVICE void halves32_take(const uint8_t *slot, uint32_t dtype, const halves32 &h, bool has_tables,
+                               const channel_tables *tables, uint32_t b, float (&x)[VECTOR32])
+{
+    uint32_t half_bytes = BF16 || dtype != NBL_F32 ? 2u * BLOCK16 : 4u * BLOCK16;
+#pragma unroll
+    for (uint32_t i = 0; i < 2u; ++i) {
+        uint32_t half = i ^ h.swaps;
+        const uint4 *from = (const uint4 *)(const void *)(slot + half * half_bytes);
+        if (BF16) {
+            const uint16_t *factors = &tables->factor_bf16[b * FACTOR_STRIDE + half * BLOCK16];
+            take_bf16(from, has_tables, (const uint4 *)(const void *)factors, &x[BLOCK16 * i]);
+        } else {
+            take_any(from, dtype, has_tables, &tables->factor[b * CHANNEL_STRIDE + half * BLOCK16], &x[BLOCK16 * i]);
+        }
+    }
+}
+
+/** The shifts of elements taken without: from the tables, if there are any. */
+CUDA_DEVICE void halves32_scale(float (&x)[VECTOR32], const halves32 &h, bool has_tables, const channel_tables *tables,
+                                uint32_t b)
+{
+    if (!has_tables) {
+        return;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR32; ++i) {
+        x[i] *= tables->factor[b * CHANNEL_STRIDE + (i ^ h.swaps * BLOCK16)];
+    }
+}
+
+/** Straight from the shifts of a sequence. */
+CUDA_DEVICE void halves32_scale_from(float (&x)[VECTOR32], const halves32 &h, const uint8_t *shifts, uint32_t dim,
+                                     uint32_t b)
+{
+    vector32_each(x, [&](uint32_t i, float value) {
+        uint32_t d = b * VECTOR32 + (i ^ h.swaps * BLOCK16);
+        return d < dim ? value * nbl_pow2((int32_t)(shifts[d] & NBL_SHIFT_MAX)) : value;
+    });
+}
+
+/** The centre straight from that of a sequence; see halves32_center. */
+CUDA_DEVICE void halves32_center_from(float (&x)[VECTOR32], const halves32 &h, const int8_t *codes, uint8_t exponent,
+                                      uint32_t dim, uint32_t b)
+{
+    float unit = nbl_pow2(nbl_e8m0_decode_slot(exponent));
+    vector32_each(x, [&](uint32_t i, float value) {
+        bool is_second = i >= BLOCK16;
+        uint32_t d = (halves32_first(h, b) + (is_second ? 1u << h.steps : 0u)) * BLOCK16 + i % BLOCK16;
+        return nbl_fma(value, is_second ? h.sign[1] : h.sign[0], -(d < dim ? (float)codes[d] * unit : 0.0f));
+    });
+}
+
+/** Takes the centre off elements after the butterflies; their signs are those of the vector then. */
+CUDA_DEVICE void halves32_center(float (&x)[VECTOR32], const halves32 &h, const channel_tables *tables, uint32_t b)
+{
+#pragma unroll
+    for (uint32_t half = 0; half < 2u; ++half) {
+        uint32_t block = halves32_first(h, b) + (half << h.steps);
+        const float4 *center = channels16(tables->center, block);
+#pragma unroll
+        for (uint32_t i = 0; i < BLOCK16 / 4u; ++i) {
+            float4 c = center[i];
+            float *at = &x[BLOCK16 * half + 4u * i];
+            at[0] = nbl_fma(at[0], h.sign[half], -c.x);
+            at[1] = nbl_fma(at[1], h.sign[half], -c.y);
+            at[2] = nbl_fma(at[2], h.sign[half], -c.z);
+            at[3] = nbl_fma(at[3], h.sign[half], -c.w);
+        }
+    }
+}
+
+/* The butterfly at h = 16, halves taken in the lane's order. */
+CUDA_DEVICE void halves32_cross(float (&x)[VECTOR32], const halves32 &h)
+{
+    float sign = sign_of(h.negates, 0);
+#pragma unroll
+    for (uint32_t i = 0; i < BLOCK16; ++i) {
+        float first = x[i];
+        x[i] = nbl_fma(first, sign, x[BLOCK16 + i]);
+        x[BLOCK16 + i] = nbl_fma(x[BLOCK16 + i], -sign, first);
+    }
+}
+
+/* The one at h = 32 * 2^s. */
+CUDA_DEVICE void halves32_exchange(float (&x)[VECTOR32], const halves32 &h, uint32_t s)
+{
+    float sign = sign_of(h.negates, 1u + s);
+#pragma unroll
+    for (uint32_t i = 0; i < BLOCK16; ++i) {
+        float kept = x[i];
+        float received = __shfl_xor_sync(FULL_WARP, x[BLOCK16 + i], 1 << s);
+        x[i] = nbl_fma(kept, sign, received);
+        x[BLOCK16 + i] = nbl_fma(kept, -sign, received);
+    }
+}
+
+#define STEPS_ANY 9u
+
+/** Butterflies of NUM 4.1 on elements taken with h.swaps. STEPS: h.steps of a block of 32 or more, known when this is
+ *  compiled, or STEPS_ANY. All lanes of the warp call it. */
+template <uint32_t STEPS> CUDA_DEVICE void halves32_hadamard(float (&x)[VECTOR32], const halves32 &h, uint32_t n)
+{
+    if (STEPS == STEPS_ANY && n == 0) {
+        return;
+    }
+    vector32_butterflies<1>(x);
+    vector32_butterflies<2>(x);
+    vector32_butterflies<4>(x);
+    if (STEPS != STEPS_ANY || n >= 16u) {
+        vector32_butterflies<8>(x);
+    }
+    if (STEPS != STEPS_ANY || n >= 32u) {
+        halves32_cross(x, h);
+    }
+    if (STEPS == STEPS_ANY) {
+#pragma unroll 1
+        for (uint32_t s = 0; s < h.steps; ++s) {
+            halves32_exchange(x, h, s);
+        }
+    } else {
+#pragma unroll
+        for (uint32_t s = 0; s + 1u <= STEPS; ++s) {
+            halves32_exchange(x, h, s);
+        }
     }
 }
 
