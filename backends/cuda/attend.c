@@ -241,6 +241,7 @@ static attend_kernel *choose_kernel(attend_params *p, const attend_bounds *b)
     }
     if (nbl_cuda_prefill_supports(p)) {
         p->split = p->split && (cuda_prefill_splits(b) || p->state_head.data != NULL);
+        p->rows_later = p->chunks > 0 || !p->split; /* else only the last step runs, which wants the rows */
         return nbl_cuda_attend_prefill;
     }
     return nbl_cuda_attend_generic;
@@ -248,6 +249,9 @@ static attend_kernel *choose_kernel(attend_params *p, const attend_bounds *b)
 
 static nbl_status launch_all(attend_params *p, const attend_bounds *b, cudaStream_t stream, nbl_error *err)
 {
+    if (!p->is_float && nbl_cuda_short_supports(p)) {
+        return cuda_result(err, nbl_cuda_attend_short(p, stream), "attend");
+    }
     attend_kernel *kernel = choose_kernel(p, b);
     nbl_status status = cuda_result(err, nbl_cuda_attend_prepare(p, stream), "attend, first step");
     if (status == NBL_OK && (p->chunks > 0 || !p->split)) {

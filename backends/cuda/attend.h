@@ -9,6 +9,8 @@
  *     attend    one of the kernels: generic, decode, prefill; chunk states or finished rows
  *     fold      only if split: chunk states to O, LSE and state tensors (NUM 5.6, 5.7)
  *
+ * Short caches take one step instead, which does all of it (decode_short.cu).
+ *
  * Valid as C11 and as CUDA C++. Device pointers only; all bounds are known to the host, all lengths are read from
  * `sequences` by the device.
  */
@@ -175,6 +177,8 @@ typedef struct attend_params {
     uint32_t tile_rest;  /**< and so many tokens more */
     uint32_t fp4_format; /**< K's format where the Blackwell core does the call (NUM 7), else NBL_FORMAT_NONE; queries
                               are then as tile/fp4_query.cuh says */
+    uint32_t rows_later; /**< 1: the main step brings query rows to canonical form, not prepare */
+    uint32_t reserved;
 } attend_params;
 
 /** Fails if the plugin has no code for the current device. */
@@ -207,6 +211,11 @@ cudaError_t nbl_cuda_attend_fold(const attend_params *p, cudaStream_t stream);
 int nbl_cuda_decode_supports(const attend_params *p);
 /** Split calls that nbl_cuda_decode_supports takes; writes `states`. */
 cudaError_t nbl_cuda_attend_decode(const attend_params *p, cudaStream_t stream);
+
+/** 1 if the kernel for short caches takes the call; looks at sizes, formats and flags only, never at device memory. */
+int nbl_cuda_short_supports(const attend_params *p);
+/** Whole calls that nbl_cuda_short_supports takes: no prepare before it, no fold after. */
+cudaError_t nbl_cuda_attend_short(const attend_params *p, cudaStream_t stream);
 
 /** 1 if the prefill kernel takes the call; looks at sizes and flags only, never at device memory. */
 int nbl_cuda_prefill_supports(const attend_params *p);

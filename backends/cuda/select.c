@@ -15,6 +15,7 @@
 #define TILE_TOKENS 128u
 #define PREFILL_ROWS 128u
 #define PARAMETER_BYTES 12u /* of a token in an image */
+#define COMMON_BYTES 16u    /* of the tile */
 #define CAPABILITY_MIN 80u
 
 int cuda_capability_supported(uint32_t capability)
@@ -57,7 +58,7 @@ uint32_t cuda_prefill_dim(uint32_t k_dim, uint32_t v_dim)
 
 uint64_t cuda_prefill_image_bytes(uint32_t dim)
 {
-    return TILE_TOKENS * (2u * (uint64_t)dim + PARAMETER_BYTES);
+    return TILE_TOKENS * (2u * (uint64_t)dim + PARAMETER_BYTES) + COMMON_BYTES;
 }
 
 int cuda_prefill_splits(const attend_bounds *b)

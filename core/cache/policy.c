@@ -28,18 +28,20 @@ static const struct {
     {"mpfa", NBL_Q_FP4, NBL_NVFP4, NBL_FP8_E4M3, NBL_RULE_DEFAULT, NBL_CENTERING_MEAN},
 };
 
-/* Largest Hadamard block by format, 0 for none, and centring. docs/adr/0006-channel-shifts.md has the measurements. */
+/* Formats by name: largest Hadamard block of K and V, 0 for none, and centring. docs/adr/0006-channel-shifts.md has the
+ * measurements. */
 static const struct {
+    const char *name;
     uint32_t format, k_block_max, v_block_max, k_centering;
 } transforms[] = {
-    {NBL_INT8, NBL_HADAMARD_MAX, NBL_HADAMARD_MAX, NBL_CENTERING_ALL},
-    {NBL_MXFP4, 32, 32, NBL_CENTERING_ALL},
-    {NBL_MXFP4_16, 32, 32, NBL_CENTERING_ALL},
-    {NBL_INT4P, NBL_HADAMARD_MAX, NBL_HADAMARD_MAX, NBL_CENTERING_ALL},
-    {NBL_FORMAT_BF16, 0, 0, 0}, /* what engines hold, as they hold it */
-    {NBL_FORMAT_FP16, 0, 0, 0},
-    {NBL_FP8_E4M3, 0, 0, 0},
-    {NBL_NVFP4, 0, 0, 0},
+    {"int8", NBL_INT8, NBL_HADAMARD_MAX, NBL_HADAMARD_MAX, NBL_CENTERING_ALL},
+    {"mxfp4", NBL_MXFP4, 32, 32, NBL_CENTERING_ALL},
+    {"mxfp4_16", NBL_MXFP4_16, 32, 32, NBL_CENTERING_ALL},
+    {"int4p", NBL_INT4P, NBL_HADAMARD_MAX, NBL_HADAMARD_MAX, NBL_CENTERING_ALL},
+    {"bf16", NBL_FORMAT_BF16, 0, 0, 0}, /* what engines hold, as they hold it */
+    {"fp16", NBL_FORMAT_FP16, 0, 0, 0},
+    {"fp8_e4m3", NBL_FP8_E4M3, 0, 0, 0},
+    {"nvfp4", NBL_NVFP4, 0, 0, 0},
 };
 
 /* Row of transforms for a known format. */
@@ -80,8 +82,35 @@ static bool word_starts(const word *w, const char *key)
     return w->bytes >= strlen(key) && memcmp(w->text, key, strlen(key)) == 0;
 }
 
+/* Format of that name, NBL_FORMAT_NONE if there is none. */
+static uint32_t format_parse(const char *text, size_t bytes)
+{
+    for (size_t i = 0; i < sizeof transforms / sizeof transforms[0]; ++i) {
+        const char *name = transforms[i].name;
+        if (strlen(name) == bytes && memcmp(name, text, bytes) == 0)
+            return transforms[i].format;
+    }
+    return NBL_FORMAT_NONE;
+}
+
+/* K/V, a pair of formats with their default query; false if it is none. */
+static bool pair_parse(const word *name, nbl_recipe *r)
+{
+    const char *slash = memchr(name->text, '/', name->bytes);
+    if (slash == NULL)
+        return false;
+    const size_t k_bytes = (size_t)(slash - name->text);
+    r->k_format = format_parse(name->text, k_bytes);
+    r->v_format = format_parse(slash + 1, name->bytes - k_bytes - 1u);
+    r->q_format = NBL_Q_DEFAULT;
+    r->scale_rule = NBL_RULE_DEFAULT;
+    return r->k_format != NBL_FORMAT_NONE && r->v_format != NBL_FORMAT_NONE;
+}
+
 static nbl_status name_parse(const word *name, nbl_recipe *r, nbl_error *err)
 {
+    if (pair_parse(name, r))
+        return NBL_OK;
     for (size_t i = 0; i < sizeof recipes / sizeof recipes[0]; ++i) {
         if (strlen(recipes[i].name) == name->bytes && memcmp(recipes[i].name, name->text, name->bytes) == 0) {
             r->q_format = recipes[i].q_format;
@@ -94,7 +123,8 @@ static nbl_status name_parse(const word *name, nbl_recipe *r, nbl_error *err)
     }
     return NBL_REFUSE(err, NBL_E_NOT_FOUND,
                       "recipe \"%.*s\" is unknown (known: qk4v8, mxkv4, kv4, k4v8, kv8, bf16, fp16, "
-                      "fp8, nvfp4, nvfp4_4over6, mpfa)",
+                      "fp8, nvfp4, nvfp4_4over6, mpfa; or K/V of int8, mxfp4, mxfp4_16, int4p, bf16, fp16, fp8_e4m3, "
+                      "nvfp4)",
                       (int)name->bytes, name->text);
 }
 
@@ -311,6 +341,7 @@ static void recipe_store(const nbl_recipe *r, nbl_policy *p)
     p->v_hadamard = r->v_hadamard;
     p->centering = r->centering;
     p->sink_tokens = r->sink_tokens;
+    p->scale_rule = r->scale_rule;
 }
 
 nbl_status nbl_api_policy_parse(const char *text, uint32_t layers, uint32_t k_dim, uint32_t v_dim,

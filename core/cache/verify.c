@@ -26,8 +26,11 @@ static nbl_status sequence_count(recount *r, uint32_t index, nbl_error *err)
     const nbl_sequence *s = &cache->sequences.all[index];
     const int32_t *pages = nbl_sequences_pages(&cache->sequences, index);
     const uint32_t tokens = nbl_sequences_tokens(&cache->sequences, index);
+    const uint32_t nodes = cache->plan.prefix_nodes + cache->plan.prefix_roots;
     if (s->generation % 2u == 0)
         return NBL_OK;
+    if (s->row >= cache->rows.total || (s->node != NBL_NONE && s->node >= nodes))
+        return BROKEN(err, "sequence %u has row %u of centres and node %u", index, s->row, s->node);
     r->alive++;
     r->row_refs[s->row]++;
     if (s->node != NBL_NONE)
@@ -69,9 +72,12 @@ static nbl_status stack_count(const recount *r, uint32_t class_index, nbl_error 
     const nbl_page_stack *stack = &r->cache->pages.stacks[class_index];
     const nbl_class *c = &r->cache->plan.classes[class_index];
     uint32_t used = 0, queued = 0;
+    if (stack->free > stack->total)
+        return BROKEN(err, "class %u has %u free pages of %u", class_index, stack->free, stack->total);
     for (uint32_t i = 0; i < stack->free; ++i) {
         const int32_t page = stack->ids[i];
-        if (nbl_plan_class_of_page(&r->cache->plan, page) != class_index || r->page_free[page] != 0)
+        if (page < 0 || (uint32_t)page >= r->cache->plan.pages ||
+            nbl_plan_class_of_page(&r->cache->plan, page) != class_index || r->page_free[page] != 0)
             return BROKEN(err, "page %d is free twice, or in the wrong class", page);
         r->page_free[page] = 1;
     }

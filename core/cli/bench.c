@@ -85,7 +85,7 @@ typedef struct bench_case {
     nbl_timer *timer;
     const bench_values *values;
     const char *name;
-    nbl_recipe recipe;
+    nbl_policy policy;
     nbl_kv_shape shape;
     nbl_page_layout layout;        /* of the recipe's formats */
     nbl_page_layout source_layout; /* of the pages that hold the tokens: int8 for transcode, else the same */
@@ -176,10 +176,10 @@ static int make_layouts(bench_case *c, nbl_fault *fault)
     const bool transcode = is_op(c->values, "transcode");
     const nbl_api_v1 *api = c->session->api;
     c->layout = c->source_layout = (nbl_page_layout)NBL_INIT(nbl_page_layout);
-    nbl_status status = api->kv_layout(&c->shape, c->recipe.k_format, c->recipe.v_format, &c->layout, &err);
+    nbl_status status = api->kv_layout(&c->shape, c->policy.k_format, c->policy.v_format, &c->layout, &err);
     if (status == NBL_OK)
-        status = api->kv_layout(&c->shape, transcode ? NBL_INT8 : c->recipe.k_format,
-                                transcode ? NBL_INT8 : c->recipe.v_format, &c->source_layout, &err);
+        status = api->kv_layout(&c->shape, transcode ? NBL_INT8 : c->policy.k_format,
+                                transcode ? NBL_INT8 : c->policy.v_format, &c->source_layout, &err);
     return status == NBL_OK ? NBL_EXIT_OK : nbl_fault_from_api(fault, NBL_EXIT_USAGE, "layout", &err);
 }
 
@@ -191,9 +191,13 @@ static int make_shape(bench_case *c, nbl_fault *fault)
                                .v_dim = v_dim_of(values),
                                .kv_tokens = values->shape.kv_tokens};
     nbl_cache_config config;
-    int code = nbl_cache_config_make(c->session->api, &shape, c->name, values->page_tokens, &config, &c->recipe, fault);
+    int code = nbl_cache_config_make(c->session->api, &shape, c->name, values->page_tokens, &config, &c->policy, fault);
     if (code != NBL_EXIT_OK)
         return code;
+    if (config.rule_count > 0)
+        return nbl_fault_set(fault, NBL_EXIT_USAGE,
+                             "--recipe: \"%.300s\" is a policy; bench takes recipes, whose pages are all alike",
+                             c->name);
     c->shape = config.shape;
     code = make_layouts(c, fault);
     if (code != NBL_EXIT_OK)
@@ -214,8 +218,8 @@ static int make_region(bench_case *c, uint32_t i, nbl_fault *fault)
     uint32_t pages = c->pages_per_sequence * c->values->batch;
     bool is_source = i == 0 && is_op(c->values, "transcode");
     nbl_region *region = &c->regions[i];
-    *region = (nbl_region){.k_format = is_source ? NBL_INT8 : c->recipe.k_format,
-                           .v_format = is_source ? NBL_INT8 : c->recipe.v_format,
+    *region = (nbl_region){.k_format = is_source ? NBL_INT8 : c->policy.k_format,
+                           .v_format = is_source ? NBL_INT8 : c->policy.v_format,
                            .first_page = i * pages,
                            .page_count = pages,
                            .code_page_stride = layout->code_page_bytes,
@@ -398,9 +402,9 @@ static int make_workspace(bench_case *c, uint32_t op, uint32_t tokens, void **ou
     nbl_op_desc desc = NBL_INIT(nbl_op_desc);
     desc.shape = &c->shape;
     desc.op = op;
-    desc.k_format = c->recipe.k_format;
-    desc.v_format = c->recipe.v_format;
-    desc.q_format = c->recipe.q_format;
+    desc.k_format = c->policy.k_format;
+    desc.v_format = c->policy.v_format;
+    desc.q_format = c->policy.q_format;
     desc.q_heads = values->shape.q_heads;
     desc.in_dtype = NBL_BF16;
     desc.out_dtype = NBL_BF16;
@@ -495,7 +499,7 @@ static int call_attend(bench_case *c, nbl_fault *fault)
     args.pool = &c->pool;
     args.layer = c->layer;
     args.q_heads = values->shape.q_heads;
-    args.q_format = c->recipe.q_format;
+    args.q_format = c->policy.q_format;
     args.batch = values->batch;
     args.q = bf16_rows(c->q, q_rows, values->shape.q_heads, values->shape.k_dim);
     args.o = bf16_rows(c->o, q_rows, values->shape.q_heads, v_dim_of(values));

@@ -5,8 +5,8 @@
 #include <string.h>
 
 static const nbl_command *const commands[] = {
-    &nbl_command_info,    &nbl_command_doctor, &nbl_command_plan,      &nbl_command_attend,
-    &nbl_command_compare, &nbl_command_bench,  &nbl_command_serve_sim,
+    &nbl_command_info,    &nbl_command_doctor, &nbl_command_plan,  &nbl_command_attend,
+    &nbl_command_compare, &nbl_command_tune,   &nbl_command_bench, &nbl_command_serve_sim,
 };
 
 static void print_usage(FILE *stream)

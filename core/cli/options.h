@@ -42,6 +42,7 @@ extern const nbl_command nbl_command_doctor;
 extern const nbl_command nbl_command_plan;
 extern const nbl_command nbl_command_attend;
 extern const nbl_command nbl_command_compare;
+extern const nbl_command nbl_command_tune;
 extern const nbl_command nbl_command_bench;
 extern const nbl_command nbl_command_serve_sim;
 

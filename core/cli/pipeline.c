@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "pipeline.h"
 
+#include "file.h"
 #include "progress.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,13 +32,9 @@ int nbl_recipes_split(const char *option, const char *text, nbl_list *out_list, 
     return code;
 }
 
-int nbl_cache_config_make(const nbl_api_v1 *api, const nbl_problem *shape, const char *recipe, uint32_t page_tokens,
-                          nbl_cache_config *out_config, nbl_recipe *out_recipe, nbl_fault *fault)
+void nbl_cache_config_fill(const nbl_problem *shape, const nbl_policy *policy, uint32_t page_tokens,
+                           nbl_cache_config *out_config)
 {
-    nbl_error err = NBL_INIT(nbl_error);
-    *out_recipe = (nbl_recipe)NBL_INIT(nbl_recipe);
-    if (api->recipe_parse(recipe, shape->k_dim, shape->v_dim, out_recipe, &err) != NBL_OK)
-        return nbl_fault_from_api(fault, NBL_EXIT_USAGE, "--recipe", &err);
     *out_config = (nbl_cache_config)NBL_INIT(nbl_cache_config);
     out_config->shape = (nbl_kv_shape)NBL_INIT(nbl_kv_shape);
     out_config->shape.layers = 1;
@@ -44,15 +42,68 @@ int nbl_cache_config_make(const nbl_api_v1 *api, const nbl_problem *shape, const
     out_config->shape.k_dim = shape->k_dim;
     out_config->shape.v_dim = shape->v_dim;
     out_config->shape.page_tokens = page_tokens;
-    out_config->shape.k_hadamard = out_recipe->k_hadamard;
-    out_config->shape.v_hadamard = out_recipe->v_hadamard;
-    out_config->shape.centering = out_recipe->centering;
-    out_config->shape.k_scale_rule = out_config->shape.v_scale_rule = out_recipe->scale_rule;
-    out_config->k_format = out_recipe->k_format;
-    out_config->v_format = out_recipe->v_format;
-    out_config->sink_tokens = out_recipe->sink_tokens;
+    out_config->shape.k_hadamard = policy->k_hadamard;
+    out_config->shape.v_hadamard = policy->v_hadamard;
+    out_config->shape.centering = policy->centering;
+    out_config->shape.k_scale_rule = out_config->shape.v_scale_rule = policy->scale_rule;
+    out_config->k_format = policy->k_format;
+    out_config->v_format = policy->v_format;
+    out_config->sink_tokens = policy->sink_tokens;
+    out_config->rules = policy->rules;
+    out_config->rule_count = policy->rule_count;
     out_config->sequences_max = 1;
     out_config->tokens_max = shape->kv_tokens;
+}
+
+/* The policy in a file: its one line that is neither empty nor a comment. */
+static int policy_file_read(const char *path, char text[NBL_POLICY_TEXT_MAX], nbl_fault *fault)
+{
+    nbl_file file = {0};
+    int code = nbl_file_read(path, &file, fault);
+    if (code != NBL_EXIT_OK)
+        return code;
+    uint32_t lines = 0;
+    bool fits = memchr(file.bytes, '\0', file.size) == NULL;
+    for (uint64_t at = 0, end; at < file.size; at = end + 1) {
+        for (end = at; end < file.size && file.bytes[end] != '\n'; end++)
+            ;
+        if (end == at || file.bytes[at] == '#')
+            continue;
+        fits = fits && end - at < NBL_POLICY_TEXT_MAX && lines++ == 0;
+        if (fits)
+            snprintf(text, NBL_POLICY_TEXT_MAX, "%.*s", (int)(end - at), (const char *)file.bytes + at);
+    }
+    nbl_file_free(&file);
+    return fits && lines == 1
+               ? NBL_EXIT_OK
+               : nbl_fault_set(fault, NBL_EXIT_INPUT,
+                               "%.300s: is no policy file (needed: one line of text of at most %u bytes, "
+                               "besides comments)",
+                               path, NBL_POLICY_TEXT_MAX - 1u);
+}
+
+int nbl_policy_read(const nbl_api_v1 *api, const char *option, const char *text, uint32_t layers, uint32_t k_dim,
+                    uint32_t v_dim, nbl_policy *out_policy, nbl_fault *fault)
+{
+    char from_file[NBL_POLICY_TEXT_MAX];
+    nbl_error err = NBL_INIT(nbl_error);
+    *out_policy = (nbl_policy)NBL_INIT(nbl_policy);
+    const int code = text[0] == '@' ? policy_file_read(text + 1, from_file, fault) : NBL_EXIT_OK;
+    if (code != NBL_EXIT_OK)
+        return code;
+    if (api->policy_parse(text[0] == '@' ? from_file : text, layers, k_dim, v_dim, out_policy, &err) != NBL_OK)
+        return nbl_fault_from_api(fault, NBL_EXIT_USAGE, option, &err);
+    return NBL_EXIT_OK;
+}
+
+int nbl_cache_config_make(const nbl_api_v1 *api, const nbl_problem *shape, const char *recipe, uint32_t page_tokens,
+                          nbl_cache_config *out_config, nbl_policy *out_policy, nbl_fault *fault)
+{
+    const int code = nbl_policy_read(api, "--recipe", recipe, 1, shape->k_dim, shape->v_dim, out_policy, fault);
+    if (code != NBL_EXIT_OK)
+        return code;
+    nbl_cache_config_fill(shape, out_policy, page_tokens, out_config);
+    out_config->append_tokens_max = shape->kv_tokens;
     return NBL_EXIT_OK;
 }
 
@@ -249,8 +300,8 @@ static int open_cache(pipeline *p, const nbl_pipeline_options *options, nbl_faul
     const nbl_api_v1 *api = p->session->api;
     nbl_error err = NBL_INIT(nbl_error);
     nbl_cache_config config;
-    nbl_recipe recipe;
-    int code = nbl_cache_config_make(api, p->problem, options->recipe, options->page_tokens, &config, &recipe, fault);
+    nbl_policy policy;
+    int code = nbl_cache_config_make(api, p->problem, options->recipe, options->page_tokens, &config, &policy, fault);
     if (code != NBL_EXIT_OK)
         return code;
     if (p->problem->soft_cap > 0.0f && config.shape.centering & NBL_CENTERING_MEAN)
@@ -258,7 +309,7 @@ static int open_cache(pipeline *p, const nbl_pipeline_options *options, nbl_faul
                              "--soft-cap: recipe %.64s centres K, which a cap forbids (NUM 4.3); "
                              "add center=0 to --recipe",
                              options->recipe);
-    p->q_format = recipe.q_format;
+    p->q_format = policy.q_format;
     if (api->cache_create(p->session->device, &config, &p->cache, &err) != NBL_OK)
         return nbl_fault_from_api(fault, NBL_EXIT_FAILED, "cache", &err);
     if (api->seq_create(p->cache, &p->sequence, &err) != NBL_OK)

@@ -10,7 +10,7 @@
 
 /** How to run it. */
 typedef struct nbl_pipeline_options {
-    const char *recipe;
+    const char *recipe; /**< or policy */
     uint32_t page_tokens;
     uint32_t chunk_tokens;  /**< tokens appended and attended per call; 0: all at once */
     uint32_t decode_tokens; /**< last tokens done once more, one by one, and compared; 0: none */
@@ -34,9 +34,20 @@ typedef struct nbl_pipeline_result {
  *  "kv4,center=0,kv8" is two recipes. */
 int nbl_recipes_split(const char *option, const char *text, nbl_list *out_list, nbl_fault *fault);
 
-/** Cache of one layer for a shape and a recipe; unknown recipe or impossible shape is a fault NBL_EXIT_USAGE. */
+#define NBL_POLICY_TEXT_MAX 1024u
+
+/** Parses a recipe or policy, or reads it from the file PATH of "@PATH"; a fault names the option. */
+int nbl_policy_read(const nbl_api_v1 *api, const char *option, const char *text, uint32_t layers, uint32_t k_dim,
+                    uint32_t v_dim, nbl_policy *out_policy, nbl_fault *fault);
+
+/** Cache of one layer and one sequence for a shape and a policy, whose rules it borrows. */
+void nbl_cache_config_fill(const nbl_problem *shape, const nbl_policy *policy, uint32_t page_tokens,
+                           nbl_cache_config *out_config);
+
+/** Cache of one layer for a shape and a recipe or policy; an unknown one or an impossible shape is a fault
+ *  NBL_EXIT_USAGE. The rules of the configuration are those of out_policy, which must live as long. */
 int nbl_cache_config_make(const nbl_api_v1 *api, const nbl_problem *shape, const char *recipe, uint32_t page_tokens,
-                          nbl_cache_config *out_config, nbl_recipe *out_recipe, nbl_fault *fault);
+                          nbl_cache_config *out_config, nbl_policy *out_policy, nbl_fault *fault);
 
 /** Appends all tokens in chunks and attends each chunk's query rows on the way; then, if asked for, goes back and
  *  decodes the last tokens one by one. */

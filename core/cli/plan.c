@@ -49,23 +49,11 @@ static uint64_t bf16_bytes(const plan_values *values)
            (values->k_dim + values->v_dim);
 }
 
-static nbl_cache_config config_of(const plan_values *values, const nbl_policy *policy)
+static nbl_cache_config config_of(const plan_values *values, const nbl_problem *shape, const nbl_policy *policy)
 {
-    nbl_cache_config c = NBL_INIT(nbl_cache_config);
-    c.shape.struct_size = (uint32_t)sizeof c.shape;
+    nbl_cache_config c;
+    nbl_cache_config_fill(shape, policy, values->page_tokens, &c);
     c.shape.layers = values->layers;
-    c.shape.kv_heads = values->kv_heads;
-    c.shape.k_dim = values->k_dim;
-    c.shape.v_dim = values->v_dim;
-    c.shape.page_tokens = values->page_tokens;
-    c.shape.k_hadamard = policy->k_hadamard;
-    c.shape.v_hadamard = policy->v_hadamard;
-    c.shape.centering = policy->centering;
-    c.k_format = policy->k_format;
-    c.v_format = policy->v_format;
-    c.sink_tokens = policy->sink_tokens;
-    c.rules = policy->rules;
-    c.rule_count = policy->rule_count;
     c.sequences_max = values->batch;
     c.tokens_max = (uint64_t)values->batch * values->kv_tokens;
     c.sequence_tokens_max = values->kv_tokens;
@@ -83,12 +71,13 @@ static int plan_recipe(const nbl_api_v1 *api, const plan_values *values, const c
                                .v_dim = values->v_dim};
     nbl_policy policy = NBL_INIT(nbl_policy);
     nbl_error err = NBL_INIT(nbl_error);
-    const int code = nbl_problem_check(&shape, NBL_EXIT_USAGE, fault);
+    int code = nbl_problem_check(&shape, NBL_EXIT_USAGE, fault);
     if (code != NBL_EXIT_OK)
         return code;
-    if (api->policy_parse(recipe, values->layers, values->k_dim, values->v_dim, &policy, &err) != NBL_OK)
-        return nbl_fault_from_api(fault, NBL_EXIT_USAGE, "--recipe", &err);
-    const nbl_cache_config config = config_of(values, &policy);
+    code = nbl_policy_read(api, "--recipe", recipe, values->layers, values->k_dim, values->v_dim, &policy, fault);
+    if (code != NBL_EXIT_OK)
+        return code;
+    const nbl_cache_config config = config_of(values, &shape, &policy);
     *out_stats = (nbl_cache_stats)NBL_INIT(nbl_cache_stats);
     if (api->cache_plan(&config, out_stats, &err) != NBL_OK)
         return nbl_fault_from_api(fault, NBL_EXIT_USAGE, recipe, &err);

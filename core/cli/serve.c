@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "serve.h"
 
+#include "pipeline.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,8 +30,9 @@ static int caches_open(nbl_serve *serve, nbl_fault *fault)
     nbl_error err = NBL_INIT(nbl_error);
     nbl_policy p = NBL_INIT(nbl_policy);
     nbl_cache_config c = NBL_INIT(nbl_cache_config);
-    if (api->policy_parse(s->policy, s->layers, s->dim, s->dim, &p, &err) != NBL_OK)
-        return nbl_fault_from_api(fault, NBL_EXIT_USAGE, "--policy", &err);
+    int code = nbl_policy_read(api, "--policy", s->policy, s->layers, s->dim, s->dim, &p, fault);
+    if (code != NBL_EXIT_OK)
+        return code;
     serve->q_format = p.q_format;
     for (uint32_t i = 0; i < p.rule_count; i++)
         serve->window |= p.rules[i].scope == NBL_SCOPE_RECENT;
@@ -40,6 +43,7 @@ static int caches_open(nbl_serve *serve, nbl_fault *fault)
     c.shape.k_hadamard = p.k_hadamard;
     c.shape.v_hadamard = p.v_hadamard;
     c.shape.centering = p.centering;
+    c.shape.k_scale_rule = c.shape.v_scale_rule = p.scale_rule;
     c.k_format = p.k_format;
     c.v_format = p.v_format;
     c.sink_tokens = p.sink_tokens;

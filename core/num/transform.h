@@ -72,6 +72,13 @@ NBL_FN int32_t nbl_half_exponent(float v)
     return e >> 1;                                                        /* ceil((e - 1) / 2) */
 }
 
+/** Shift of a channel of mean square v (normal) where most is the largest half exponent: half the distance, rounded up
+ * (NUM 4.5). */
+NBL_FN uint8_t nbl_shift_of(int32_t most, float v)
+{
+    return (uint8_t)nbl_clamp_i32((most - nbl_half_exponent(v) + 1) >> 1, 0, NBL_SHIFT_MAX);
+}
+
 /** u[d] from the mean squares v[d] (NUM 4.5). */
 NBL_FN void nbl_shifts_from(const float *v, uint32_t dim, uint8_t *shifts)
 {
@@ -84,7 +91,7 @@ NBL_FN void nbl_shifts_from(const float *v, uint32_t dim, uint8_t *shifts)
     for (uint32_t d = 0; d < dim; ++d) {
         shifts[d] = 0;
         if (v[d] >= 0x1p-126f) {
-            shifts[d] = (uint8_t)nbl_clamp_i32(most - nbl_half_exponent(v[d]), 0, NBL_SHIFT_MAX);
+            shifts[d] = nbl_shift_of(most, v[d]);
         }
     }
 }

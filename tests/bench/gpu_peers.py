@@ -5,10 +5,10 @@
 usage: gpu_peers.py [--build DIR] [--only WORD] [--json FILE]
 
 Both sides: inputs random; caches go round copies that exceed the second-level cache together; calls of a run are
-queued behind something that holds the stream, and timed by events; a figure is the median of the runs. torch is
-measured before and after nibble and all its runs count, so that a clock that moves in between hits both. Decode is
-`attend` over a cache that is already quantized; prefill counts the quantization of Q, K and V. Needs torch; exits with
-77 without a GPU.
+queued behind something that holds the stream, and timed by events; a figure is the median of the runs. The recipes of
+a shape take turns; torch is measured before and after them and all its runs count, so that a clock that moves in
+between hits both. Decode is `attend` over a cache that is already quantized; prefill counts the quantization of Q, K
+and V. Needs torch; exits with 77 without a GPU.
 """
 
 from __future__ import annotations
@@ -118,37 +118,53 @@ class Peer:
 
 # ------------------------------------------------------------------------------------------------ nibble
 
-def nibble_ms(build: Path, case: Case) -> float:
-    """Median of `nibble bench` at the shape of a case."""
+def nibble_ms(build: Path, cases: list[Case]) -> dict[str, float]:
+    """Medians of `nibble bench` by recipe, for cases of one shape; the recipes take turns."""
+    case = cases[0]
     rows = 1 if case.kind == "decode" else case.tokens
     command = [build / "bin/nibble", "bench", "--backend", "cuda", "--json", "--cold", "--d", "128", "--page", "64",
-               "--op", "attend" if case.kind == "decode" else "prefill", "--recipe", case.recipe,
-               "--batch", case.batch, "--hq", case.q_heads, "--hkv", case.kv_heads, "--kv", case.tokens, "--nq", rows,
+               "--op", "attend" if case.kind == "decode" else "prefill", "--recipe",
+               ",".join(each.recipe for each in cases), "--batch", case.batch, "--hq", case.q_heads, "--hkv",
+               case.kv_heads, "--kv", case.tokens, "--nq", rows,
                "--runs", NIBBLE_RUNS, "--calls", case.calls]
     if not case.causal:
         command.append("--full")
     environment = {**os.environ, "NIBBLE_BACKEND_DIR": str((build / "lib/nibble").resolve())}
     out = subprocess.run([str(word) for word in command], check=True, capture_output=True, text=True, env=environment)
-    return json.loads(out.stdout)[0]["median_ms"]
+    return {row["recipe"]: row["median_ms"] for row in json.loads(out.stdout)}
 
 
 # ------------------------------------------------------------------------------------------------ report
 
-def measure(torch, build: Path, case: Case) -> dict:
+def row_of(case: Case, ours: float, theirs: dict[str, list[float]]) -> dict:
     """One row: times in milliseconds and ratios."""
-    backends = {"cudnn": torch.nn.attention.SDPBackend.CUDNN_ATTENTION,
-                "flash": torch.nn.attention.SDPBackend.FLASH_ATTENTION}
-    peer = Peer(torch, case)
-    before = {name: peer.runs_ms(backend) for name, backend in backends.items()}
-    ours = nibble_ms(build, case)
     row = {"case": case.name, "bar": case.bar, "stretch": case.stretch, "nibble_ms": ours}
-    for name, backend in backends.items():
-        times = before[name] + peer.runs_ms(backend)
+    for name, times in theirs.items():
         row[f"{name}_ms"] = statistics.median(times) if times else None
         row[f"{name}_ratio"] = row[f"{name}_ms"] / ours if times else None
+    return row
+
+
+def measure(torch, build: Path, cases: list[Case]) -> list[dict]:
+    """The rows of cases of one shape."""
+    backends = {"cudnn": torch.nn.attention.SDPBackend.CUDNN_ATTENTION,
+                "flash": torch.nn.attention.SDPBackend.FLASH_ATTENTION}
+    peer = Peer(torch, cases[0])
+    theirs = {name: peer.runs_ms(backend) for name, backend in backends.items()}
+    ours = nibble_ms(build, cases)
+    for name, backend in backends.items():
+        theirs[name] += peer.runs_ms(backend)
     del peer
     torch.cuda.empty_cache()
-    return row
+    return [row_of(case, ours[case.recipe], theirs) for case in cases]
+
+
+def by_shape(some: list[Case]) -> list[list[Case]]:
+    """Cases that differ in nothing but the recipe, together."""
+    shapes: dict[tuple, list[Case]] = {}
+    for case in some:
+        shapes.setdefault((case.kind, case.batch, case.q_heads, case.tokens, case.causal), []).append(case)
+    return list(shapes.values())
 
 
 def cell(value: float | None, width: int, digits: int) -> str:
@@ -190,10 +206,10 @@ def main() -> int:
           "ms per call, ratio = torch / nibble")
     print(f"{'case':<44} {'nibble':>9} {'cuDNN':>9} {'flash':>9} {'x cuDNN':>7} {'x flash':>7} {'bar':>5} {'goal':>5}")
     rows = []
-    for case in cases():
-        if options.only in case.name:
-            rows.append(measure(torch, options.build, case))
-            show(rows[-1])
+    for group in by_shape([case for case in cases() if options.only in case.name]):
+        for row in measure(torch, options.build, group):
+            rows.append(row)
+            show(row)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
     return 0

@@ -9,12 +9,15 @@
 
 static atomic_uint asked;
 
+/* Visible, for the linker leads the calls of some sanitizers' libraries here too. */
+#pragma GCC visibility push(default)
 void *__real_malloc(size_t bytes);
 void *__real_calloc(size_t count, size_t bytes);
 void *__real_realloc(void *memory, size_t bytes);
 void *__wrap_malloc(size_t bytes);
 void *__wrap_calloc(size_t count, size_t bytes);
 void *__wrap_realloc(void *memory, size_t bytes);
+#pragma GCC visibility pop
 
 void *__wrap_malloc(size_t bytes)
 {

@@ -61,6 +61,16 @@ static void corner_open(corner *c, uint32_t centering)
         c->q[i / DIM][i % DIM] = (float)(i % 5) - 2.0f;
 }
 
+static void corner_close(corner *c)
+{
+    nbl_error err = NBL_INIT(nbl_error);
+    void *const blocks[] = {c->region.codes, c->region.scales, c->workspace};
+    for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; ++i)
+        ok(c->api->memory_free(c->device, blocks[i], &err), &err);
+    ok(c->api->close(c->device, &err), &err);
+    ok(c->api->runtime_destroy(c->runtime, &err), &err);
+}
+
 static nbl_tensor rows(void *data, uint64_t count)
 {
     return (nbl_tensor){.data = data, .dtype = NBL_F32, .rank = 3, .shape = {count, HEADS, DIM}};
@@ -106,6 +116,7 @@ Test(cache_corners, centre_of_an_empty_sequence_does_not_matter)
         seen[i] = c.lse[0];
     }
     cr_assert_eq(memcmp(&seen[0], &seen[1], sizeof seen[0]), 0, "lse %a and %a", (double)seen[0], (double)seen[1]);
+    corner_close(&c);
 }
 
 /* A bound far above the real number of query rows changes nothing and leaves nothing out. */
@@ -129,6 +140,7 @@ Test(cache_corners, loose_bound_on_query_rows)
     memset(c.o, 0xAB, sizeof c.o);
     attend(&c, TOKENS, 1u << 24, (nbl_centers){.row_count = 0});
     cr_assert_eq(memcmp(tight, c.o, sizeof tight), 0, "o %a and %a", (double)tight[0], (double)c.o[0][0]);
+    corner_close(&c);
 }
 
 /* Where centres are computed, two sequences with tokens cannot share a row. */
@@ -158,4 +170,5 @@ Test(cache_corners, shared_centre_row_is_refused)
     cr_assert_eq(codes[0], 0x5A, "the centre was written");
     a.centers.rows = NULL;
     ok(c.api->append(c.device, &a, &err), &err);
+    corner_close(&c);
 }

@@ -22,7 +22,8 @@ static nbl_policy parsed(const char *text)
 
 Test(cache_policy, a_recipe_is_a_policy)
 {
-    static const char *const names[] = {"qk4v8", "mxkv4", "kv4", "k4v8", "kv8", "kv4,hadamard=32,center=1,sinks=7"};
+    static const char *const names[] = {
+        "qk4v8", "mxkv4", "kv4", "k4v8", "kv8", "kv4,hadamard=32,center=1,sinks=7", "nvfp4_4over6", "mxfp4_16/int8"};
     nbl_error err = NBL_INIT(nbl_error);
     for (size_t i = 0; i < sizeof names / sizeof names[0]; ++i) {
         nbl_recipe r = NBL_INIT(nbl_recipe);
@@ -32,7 +33,28 @@ Test(cache_policy, a_recipe_is_a_policy)
         cr_assert(p.k_hadamard == r.k_hadamard && p.v_hadamard == r.v_hadamard && p.centering == r.centering, "%s",
                   names[i]);
         cr_assert(p.sink_tokens == r.sink_tokens && p.rule_count == 0, "%s", names[i]);
+        cr_assert_eq(p.scale_rule, r.scale_rule, "%s", names[i]);
     }
+    cr_assert_eq(parsed("nvfp4_4over6").scale_rule, NBL_RULE_FOUR_OVER_SIX, "four over six");
+}
+
+Test(cache_policy, pairs_of_formats)
+{
+    static const struct {
+        const char *text;
+        uint32_t k_format, v_format, k_hadamard, v_hadamard, centering, sink_tokens;
+    } rows[] = {{"int4p/int8", NBL_INT4P, NBL_INT8, 128, 128, NBL_CENTERING_ALL, 64},
+                {"int8/int8", NBL_INT8, NBL_INT8, 128, 128, NBL_CENTERING_ALL, 0},
+                {"mxfp4_16/int4p", NBL_MXFP4_16, NBL_INT4P, 32, 128, NBL_CENTERING_ALL, 64},
+                {"nvfp4/fp8_e4m3", NBL_NVFP4, NBL_FP8_E4M3, 0, 0, 0, 0}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; ++i) {
+        const nbl_policy p = parsed(rows[i].text);
+        cr_assert(p.k_format == rows[i].k_format && p.v_format == rows[i].v_format, "%s", rows[i].text);
+        cr_assert(p.k_hadamard == rows[i].k_hadamard && p.v_hadamard == rows[i].v_hadamard, "%s", rows[i].text);
+        cr_assert(p.centering == rows[i].centering && p.sink_tokens == rows[i].sink_tokens, "%s", rows[i].text);
+    }
+    const nbl_policy p = parsed("kv4,layers=3:int8/mxfp4");
+    cr_assert(p.rules[0].k_format == NBL_INT8 && p.rules[0].v_format == NBL_MXFP4, "a pair for a layer");
 }
 
 Test(cache_policy, modifiers_become_rules)
@@ -58,6 +80,10 @@ Test(cache_policy, refusals)
         nbl_status status;
         const char *message;
     } rows[] = {{"kv5", NBL_E_NOT_FOUND, "recipe \"kv5\" is unknown"},
+                {"int4/int8", NBL_E_NOT_FOUND, "recipe \"int4/int8\" is unknown"},
+                {"int8/", NBL_E_NOT_FOUND, "recipe \"int8/\" is unknown"},
+                {"/int8", NBL_E_NOT_FOUND, "recipe \"/int8\" is unknown"},
+                {"int8/int8/int8", NBL_E_NOT_FOUND, "recipe \"int8/int8/int8\" is unknown"},
                 {"kv4,now=3", NBL_E_INVALID, "policy modifier \"now=3\" is unknown (known: hadamard=N"},
                 {"kv4,recent=", NBL_E_INVALID, "\"recent=\" has no such number"},
                 {"kv4,recent=0", NBL_E_INVALID, "\"recent=0\" has no such number"},

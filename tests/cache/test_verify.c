@@ -79,6 +79,8 @@ Test(cache_verify, damage_is_found)
     FOUND(c->rows.free, c->rows.free--);
     FOUND(c->sequences.alive, c->sequences.alive++);
     FOUND(c->pages.stacks[0].free, c->pages.stacks[0].free--);
+    FOUND(s->row, s->row = UINT32_MAX);
+    FOUND(s->node, s->node = UINT32_MAX - 1u);
     FOUND(c->pages.stacks[0].used, c->pages.stacks[0].used++);
     FOUND(c->pages.stacks[1].queued, c->pages.stacks[1].queued++);
     FOUND(c->index.nodes_free, c->index.nodes_free--);

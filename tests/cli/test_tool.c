@@ -38,7 +38,7 @@ static void assert_refused(tool_result result, int exit_code, const char *err_st
 
 Test(tool, help_and_version)
 {
-    static const char *const commands[] = {"info", "doctor", "plan", "attend", "compare", "bench", "serve-sim"};
+    static const char *const commands[] = {"info", "doctor", "plan", "attend", "compare", "tune", "bench", "serve-sim"};
     tool_result top = TOOL("--help");
     cr_assert(top.exit_code == 0 && top.err[0] == '\0', "exit %d: %s", top.exit_code, top.err);
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
@@ -846,6 +846,98 @@ Test(tool, compare_writes_csv_of_a_capture)
     cr_assert(strstr(result.out, "\n\"kv4,center=0\",capture,3,40,") != NULL, "%s", result.out);
     cr_assert(strstr(result.out, "\n\"kv4,center=0\",capture,7,40,") != NULL, "%s", result.out);
     tool_free(&result);
+}
+
+/* ------------------------------------------------------------------------------------------------ tune */
+
+Test(tool, tune_refuses_what_it_cannot_use)
+{
+    write_capture(scratch("tune.safetensors"), "BF16", "");
+    const char *capture = scratch("tune.safetensors");
+    assert_run(TOOL("tune", "--bits", "5"), 2, "nibble: --input: missing\n");
+    assert_run(TOOL("tune", "--input", capture), 2,
+               "nibble: --bits, --max-error: exactly one budget is needed, none given\n");
+    assert_run(TOOL("tune", "--input", capture, "--bits", "5", "--max-error", "1"), 2,
+               "nibble: --bits, --max-error: exactly one budget is needed, both given\n");
+    assert_refused(TOOL("tune", "--input", capture, "--bits", "4"), 2, "nibble: --bits: 4 is less than kv4 takes, ");
+    assert_refused(TOOL("tune", "--input", capture, "--bits", "9", "--layers", "7"), 2,
+                   "nibble: --layers: 7, but the capture holds layer 7");
+    assert_refused(TOOL("tune", "--input", capture, "--bits", "9", "--recipes", "kv4,kv5"), 2, "nibble: ");
+    assert_refused(TOOL("tune", "--input", capture, "--bits", "9", "--recipes", "kv4/int8"), 2, "nibble: --recipes: ");
+    assert_refused(TOOL("tune", "--input", "/nowhere", "--bits", "9"), 4, "nibble: ");
+    static const char unreached[] = "nibble: --max-error: 0 is not reached; the best policy found has ";
+    tool_result result = TOOL("tune", "--input", capture, "--max-error", "0");
+    cr_assert(result.exit_code == 1, "exit %d", result.exit_code);
+    cr_assert(strncmp(result.err, unreached, sizeof unreached - 1) == 0, "%s", result.err);
+    tool_free(&result);
+}
+
+/* Error of the policy found for a budget, its bits checked against it. */
+static double tuned_error(const char *bits)
+{
+    json_t *document = tool_json(TOOL("tune", "--json", "--input", scratch("tune.safetensors"), "--page", "8", "--kv",
+                                      "4096", "--bits", bits, "--out", scratch("policy.txt")));
+    assert_keys(document, "policy bits error model_layers kv layers steps");
+    double sum = 0.0;
+    for (int i = 0; i < 2; i++) {
+        char path[32];
+        snprintf(path, sizeof path, "layers.%d.rel_l2", i);
+        sum += number_at(document, path) * number_at(document, path);
+    }
+    const double error = number_at(document, "error");
+    cr_assert(fabs(error - sqrt(sum / 2)) < 1e-9, "error %g of layers %g", error, sqrt(sum / 2));
+    cr_assert(number_at(document, "bits") <= strtod(bits, NULL), "over the budget of %s", bits);
+    cr_assert(number_at(document, "model_layers") == 8.0 && number_at(document, "kv") == 4096.0, "sizes");
+    json_decref(document);
+    return error;
+}
+
+Test(tool, tune_spends_its_budget_and_its_file_is_a_policy)
+{
+    write_capture(scratch("tune.safetensors"), "BF16", "");
+    const double low = tuned_error("9.02");
+    char at[300];
+    snprintf(at, sizeof at, "@%s", scratch("policy.txt"));
+    json_t *plan = tool_json(TOOL("plan", "--json", "--layers", "8", "--hkv", "1", "--hq", "2", "--d", "16", "--kv",
+                                  "4096", "--page", "8", "--recipe", at));
+    const double bytes = number_at(plan, "rows.0.code_bytes") + number_at(plan, "rows.0.scale_bytes");
+    cr_assert(bytes * 8 / (8.0 * 4096 * 32) <= 9.02, "the file's policy takes %g bytes", bytes);
+    json_decref(plan);
+    for (int layer = 3; layer <= 7; layer += 4) { /* the tool that measured it takes it, too */
+        char name[8];
+        snprintf(name, sizeof name, "%d", layer);
+        json_decref(tool_json(TOOL("compare", "--json", "--input", scratch("tune.safetensors"), "--layers", name,
+                                   "--lengths", "40", "--recipes", "kv4,recent=16,kv8")));
+    }
+    cr_assert(tuned_error("12") < low, "more bits do not help");
+}
+
+Test(tool, policies_come_from_files)
+{
+    static const struct {
+        const char *content, *message;
+        int exit_code;
+    } rows[] = {{"", "is no policy file", 4},
+                {"# only a comment\n", "is no policy file", 4},
+                {"kv4\nkv8\n", "is no policy file", 4},
+                {"kv4,now=1\n", "policy modifier \"now=1\" is unknown", 2}};
+    char at[300];
+    snprintf(at, sizeof at, "@%s", scratch("policy.txt"));
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        write_bytes(at + 1, rows[i].content, strlen(rows[i].content));
+        tool_result result = TOOL("plan", "--recipe", at);
+        cr_assert(result.exit_code == rows[i].exit_code && strstr(result.err, rows[i].message), "row %zu: %d %s", i,
+                  result.exit_code, result.err);
+        tool_free(&result);
+    }
+    write_bytes(at + 1, "# a\n\nkv4,layers=last4:kv8\n", 26);
+    json_t *from_file = tool_json(TOOL("plan", "--json", "--recipe", at));
+    json_t *from_text = tool_json(TOOL("plan", "--json", "--recipe", "kv4,layers=last4:kv8"));
+    cr_assert(number_at(from_file, "rows.0.total_bytes") == number_at(from_text, "rows.0.total_bytes"), "bytes");
+    json_decref(from_file);
+    json_decref(from_text);
+    assert_refused(TOOL("plan", "--recipe", "@/nowhere"), 4, "nibble: /nowhere");
+    assert_refused(TOOL("bench", "--recipe", "kv4,recent=64"), 2, "nibble: --recipe: ");
 }
 
 /* ------------------------------------------------------------------------------------------------ bench */

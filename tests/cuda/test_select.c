@@ -115,7 +115,7 @@ Test(cuda_select, prefill_images_are_bounded)
     cuda_plan p = cuda_plan_make(&b);
     cr_assert(p.image_tiles == 128, "%u tiles of 16384 tokens", p.image_tiles);
     cr_assert(p.slab_units == 16, "%u of 16 units at a time", p.slab_units);
-    cr_assert(p.bytes - p.images_at == UINT64_C(16) * 128 * 34304, "%llu bytes of images",
+    cr_assert(p.bytes - p.images_at == UINT64_C(16) * 128 * 34320, "%llu bytes of images",
               (unsigned long long)(p.bytes - p.images_at));
     b.batch = 64;
     b.kv_len_max = 131072;
@@ -125,7 +125,7 @@ Test(cuda_select, prefill_images_are_bounded)
               (unsigned long long)(p.bytes - p.images_at));
     b.kv_len_max = 1u << 20; /* one unit is larger than the limit */
     p = cuda_plan_make(&b);
-    cr_assert(p.slab_units == 1 && p.bytes - p.images_at == UINT64_C(8192) * 34304, "%u units, %llu bytes",
+    cr_assert(p.slab_units == 1 && p.bytes - p.images_at == UINT64_C(8192) * 34320, "%u units, %llu bytes",
               p.slab_units, (unsigned long long)(p.bytes - p.images_at));
 }
 

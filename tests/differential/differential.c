@@ -667,16 +667,28 @@ static void do_pages(trial *t)
 
 /* ------------------------------------------------------------------------------------------------ run */
 
+/* Half of the cases are shaped for decode, a quarter for prefill; with NIBBLE_TEST_SHAPES=decode or prefill all are. */
+static void narrow(trial *t, uint32_t number)
+{
+    const char *only = getenv("NIBBLE_TEST_SHAPES");
+    bool decode = number % 2u != 0, prefill = !decode && number % 4u != 0;
+    if (only != NULL && only[0] != '\0') {
+        decode = strcmp(only, "decode") == 0;
+        prefill = strcmp(only, "prefill") == 0;
+    }
+    if (decode) {
+        narrow_to_decode(t);
+    } else if (prefill) {
+        narrow_to_prefill(t);
+    }
+}
+
 static void run_case(world *w, uint64_t seed, uint32_t number)
 {
     trial t = {.w = w};
     w->random = seed * 0x9E3779B97F4A7C15u + number;
     random_shape(&t);
-    if (number % 2u != 0) {
-        narrow_to_decode(&t);
-    } else if (number % 4u != 0) {
-        narrow_to_prefill(&t);
-    }
+    narrow(&t, number);
     random_lengths(&t);
     make_pool(&t);
     describe(&t, number);

@@ -3,8 +3,8 @@
  * @file main.c
  * @brief differential [FIRST SECOND]: compares two backends (sim and cuda) without a test framework.
  *
- * NIBBLE_TEST_CASES, NIBBLE_TEST_SEED, NIBBLE_TEST_ONLY and NIBBLE_TEST_FORMATS (float) choose the cases. Exits with 0,
- * 1 on a difference, 77 if there is nothing to compare.
+ * NIBBLE_TEST_CASES, NIBBLE_TEST_SEED, NIBBLE_TEST_ONLY, NIBBLE_TEST_FORMATS (float) and NIBBLE_TEST_SHAPES (decode,
+ * prefill) choose the cases. Exits with 0, 1 on a difference, 77 if there is nothing to compare.
  */
 #include "differential.h"
 

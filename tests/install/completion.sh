@@ -23,4 +23,5 @@ try nibble attend --backend- --backend-dir
 try nibble attend --backend c "cuda cuda,sim"
 try nibble attend --isa avx5 avx512
 try nibble attend --recipe kv8 kv8
+try nibble tune --max --max-error
 try nibble nonsense --x ""

@@ -7,6 +7,7 @@ others see a sliding window and use RoPE base 1e4.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,10 +34,14 @@ class Capture:
     v: Array
 
 
-class Model:
-    """Weights and hyperparameters of one GGUF file."""
+Attend = Callable[[int, Capture], Array]  # layer and its inputs -> [T, Hq, D]
 
-    def __init__(self, path: Path) -> None:
+
+class Model:
+    """Weights and hyperparameters of one GGUF file. keep: dequantized weights stay in memory."""
+
+    def __init__(self, path: Path, keep: bool = False) -> None:
+        self.kept: dict[str, Array] | None = {} if keep else None
         self.reader = GGUFReader(str(path))
         self.tensors = {t.name: t for t in self.reader.tensors}
         if self.field("general.architecture") != "gemma3":
@@ -65,8 +70,13 @@ class Model:
 
     def weight(self, name: str) -> Array:
         """One weight, dequantized, shape [out, in]."""
+        if self.kept is not None and name in self.kept:
+            return self.kept[name]
         t = self.tensors[name + ".weight"]
-        return dequantize(t.data, t.tensor_type).astype(np.float32, copy=False)
+        made = dequantize(t.data, t.tensor_type).astype(np.float32, copy=False)
+        if self.kept is not None:
+            self.kept[name] = made
+        return made
 
     def embedding(self, rows: NDArray[np.int64] | slice) -> Array:
         """Rows of the (tied) embedding matrix, dequantized."""
@@ -88,11 +98,11 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     return x * scale * weight
 
 
-def rope(x: Array, base: float) -> Array:
+def rope(x: Array, base: float, positions: NDArray[np.int64]) -> Array:
     """Rotate the two halves of the last axis of x [T, H, D] by position."""
     half = x.shape[-1] // 2
     freq = base ** (-np.arange(half, dtype=np.float64) / half)
-    angle = np.arange(x.shape[0], dtype=np.float64)[:, None] * freq
+    angle = positions.astype(np.float64)[:, None] * freq
     cos = np.cos(angle).astype(np.float32)[:, None, :]
     sin = np.sin(angle).astype(np.float32)[:, None, :]
     a, b = x[..., :half], x[..., half:]
@@ -138,7 +148,7 @@ def attention(c: Capture, window: int, scale: float) -> Array:
     return out
 
 
-def project(model: Model, layer: int, h: Array) -> Capture:
+def project(model: Model, layer: int, h: Array, positions: NDArray[np.int64]) -> Capture:
     """Attention inputs of a layer: projected, normed (q, k) and rotated (q, k)."""
     blk = f"blk.{layer}."
     base = model.rope_base if model.is_global(layer) else LOCAL_ROPE_BASE
@@ -148,7 +158,7 @@ def project(model: Model, layer: int, h: Array) -> Capture:
 
     q = rms_norm(heads("attn_q"), model.weight(blk + "attn_q_norm"), model.eps)
     k = rms_norm(heads("attn_k"), model.weight(blk + "attn_k_norm"), model.eps)
-    return Capture(rope(q, base), rope(k, base), heads("attn_v"))
+    return Capture(rope(q, base, positions), rope(k, base, positions), heads("attn_v"))
 
 
 def mlp(model: Model, layer: int, h: Array) -> Array:
@@ -159,24 +169,31 @@ def mlp(model: Model, layer: int, h: Array) -> Array:
     return gate @ model.weight(blk + "ffn_down").T
 
 
-def forward(model: Model, tokens: list[int],
-            layers: list[int]) -> tuple[Array, dict[int, Capture]]:
-    """Run the model; return final hidden states and the chosen layers' inputs."""
+def run(model: Model, tokens: list[int], positions: NDArray[np.int64], attend: Attend) -> Array:
+    """Final hidden states of tokens at positions; attend does the attention of every layer."""
     x = model.embedding(np.asarray(tokens)) * np.float32(np.sqrt(model.dim))
-    kept: dict[int, Capture] = {}
     for n in range(model.layers):
         blk = f"blk.{n}."
 
         def norm(y: Array, name: str) -> Array:
             return rms_norm(y, model.weight(blk + name), model.eps)
 
-        c = project(model, n, norm(x, "attn_norm"))
-        if n in layers:
-            kept[n] = c
-        o = attention(c, model.window_of(n), model.sm_scale).reshape(len(x), -1)
+        o = attend(n, project(model, n, norm(x, "attn_norm"), positions)).reshape(len(x), -1)
         x = x + norm(o @ model.weight(blk + "attn_output").T, "post_attention_norm")
         x = x + norm(mlp(model, n, norm(x, "ffn_norm")), "post_ffw_norm")
-    return rms_norm(x, model.weight("output_norm"), model.eps), kept
+    return rms_norm(x, model.weight("output_norm"), model.eps)
+
+
+def forward(model: Model, tokens: list[int], layers: list[int]) -> tuple[Array, dict[int, Capture]]:
+    """Run the model without a cache; return final hidden states and the chosen layers' inputs."""
+    kept: dict[int, Capture] = {}
+
+    def attend(layer: int, c: Capture) -> Array:
+        if layer in layers:
+            kept[layer] = c
+        return attention(c, model.window_of(layer), model.sm_scale)
+
+    return run(model, tokens, np.arange(len(tokens)), attend), kept
 
 
 def loss(model: Model, hidden: Array, tokens: list[int]) -> float:

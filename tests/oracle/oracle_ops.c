@@ -155,8 +155,8 @@ static void compute_shifts(const nbl_append_args *args, uint32_t b, uint32_t hea
     }
     for (uint32_t d = 0; d < dim; d++) {
         if (v[d] >= 0x1p-126f) {
-            int distance = most - half_exponent(v[d]);
-            shifts[d] = (uint8_t)(distance < 7 ? distance : 7);
+            int half = (most - half_exponent(v[d]) + 1) / 2;
+            shifts[d] = (uint8_t)(half < 7 ? half : 7);
         }
     }
 }

@@ -143,6 +143,8 @@ typedef struct nbl_policy {
     uint32_t sink_tokens;
     uint32_t rule_count;
     nbl_policy_rule rules[NBL_RULES_MAX];
+    uint32_t scale_rule; /**< enum nbl_scale_rule, of K and V in all layers */
+    uint32_t reserved_end;
 } nbl_policy;
 
 #define NBL_PRIORITY_MAX 100u /**< of a cached prefix; the lowest goes first */

@@ -46,7 +46,7 @@
 #define NBL_V1_BYTES_nbl_prefix 64u
 #define NBL_V1_BYTES_nbl_cache_event 64u
 #define NBL_V1_BYTES_nbl_policy_rule 32u
-#define NBL_V1_BYTES_nbl_policy 560u
+#define NBL_V1_BYTES_nbl_policy 568u
 #define NBL_V1_BYTES_nbl_api_request 16u
 #define NBL_V1_BYTES_nbl_api_v1 288u
 #define NBL_V1_BYTES_nbl_host 40u
@@ -526,6 +526,8 @@ NBL_ASSERT_FIELD(nbl_policy, centering, 36);
 NBL_ASSERT_FIELD(nbl_policy, sink_tokens, 40);
 NBL_ASSERT_FIELD(nbl_policy, rule_count, 44);
 NBL_ASSERT_FIELD(nbl_policy, rules, 48);
+NBL_ASSERT_FIELD(nbl_policy, scale_rule, 560);
+NBL_ASSERT_FIELD(nbl_policy, reserved_end, 564);
 
 NBL_ASSERT_SIZE(nbl_api_request);
 NBL_ASSERT_FIELD(nbl_api_request, struct_size, 0);

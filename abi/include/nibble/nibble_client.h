@@ -158,6 +158,8 @@ static inline nbl_status nbl_client_config(const nbl_client *client, const char 
     out_config->shape.k_hadamard = parsed.k_hadamard;
     out_config->shape.v_hadamard = parsed.v_hadamard;
     out_config->shape.centering = parsed.centering;
+    out_config->shape.k_scale_rule = parsed.scale_rule;
+    out_config->shape.v_scale_rule = parsed.scale_rule;
     out_config->k_format = parsed.k_format;
     out_config->v_format = parsed.v_format;
     out_config->sink_tokens = parsed.sink_tokens;

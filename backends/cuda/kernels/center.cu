@@ -138,7 +138,7 @@ static __device__ void shifts_from(const work &w, const float (&v)[BLOCK16], uin
     for (uint32_t i = 0; i < BLOCK16; ++i) {
         shifts[i] = 0;
         if (v[i] >= 0x1p-126f) {
-            shifts[i] = (uint8_t)nbl_clamp_i32(most - nbl_half_exponent(v[i]), 0, NBL_SHIFT_MAX);
+            shifts[i] = nbl_shift_of(most, v[i]);
         }
     }
 }

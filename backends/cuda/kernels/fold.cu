@@ -9,130 +9,194 @@
 #include "../tile/finish.cuh"
 #include "../tile/launch.cuh"
 
-/* States whose bytes are on their way at once: a row of many chunks is bound by latency. */
+/* States of a row that are brought to shared memory and planned at once, a thread for each. All their bytes are on the
+ * way together: a row of many chunks would be bound by latency. */
 template <uint32_t V> struct batch {
-    static constexpr uint32_t states = 32u / V;
+    static constexpr uint32_t states = FINISH_THREADS / V;
 };
 
-/* How a state joins the total of those before it: factors of NUM 5.6 worked out ahead of the sums. */
+constexpr uint32_t PLAN_WARPS = FINISH_THREADS / 32u;
+
+/* How a state joins the total of those before it (NUM 5.6): x := x * left + state * right, for every element and L. The
+ * first one is copied and empty ones, all +0, change nothing: -0 keeps the signs of zeros. */
 struct fold_step {
-    nbl_merge_scale scale;
-    nbl_state_head head;
-    bool is_first; /* copied */
-    bool is_empty; /* left out */
+    float left;
+    float right;
+    float sum; /* L of the state */
+    float ignored;
 };
 
-/* Largest of the lanes before this one and `before`. */
-static __device__ float running_max(float base, float before)
+/* What a block plans with. */
+struct fold_memory {
+    fold_step steps[FINISH_THREADS];
+    float warp_most[PLAN_WARPS];
+};
+
+/* Steps of up to 128 states, a thread's head each. `base` is that of the total, -inf if it is empty; it becomes that
+ * with all of them. The base on the left of a step is the largest of all before it. All threads call it. */
+static __device__ void plan_steps(const nbl_state_head &head, fold_memory *m, float &base)
 {
-    const uint32_t lane = threadIdx.x;
-    for (uint32_t step = 1; step < 32u; step *= 2u) {
-        float other = __shfl_up_sync(0xffffffffu, base, step);
-        base = lane >= step ? fmaxf(base, other) : base;
+    const uint32_t lane = threadIdx.x % 32u, warp = threadIdx.x / 32u;
+    const bool is_empty = nbl_state_is_empty(&head);
+    float most = is_empty ? -INFINITY : head.base;
+#pragma unroll
+    for (uint32_t distance = 1; distance < 32u; distance *= 2u) {
+        const float other = __shfl_up_sync(0xffffffffu, most, distance);
+        most = lane >= distance ? fmaxf(most, other) : most;
     }
-    float shifted = __shfl_up_sync(0xffffffffu, base, 1);
-    return lane == 0 ? before : fmaxf(before, shifted);
+    if (lane == 31u) {
+        m->warp_most[warp] = most;
+    }
+    const float shifted = __shfl_up_sync(0xffffffffu, most, 1);
+    float left = lane == 0 ? base : fmaxf(base, shifted);
+    __syncthreads();
+#pragma unroll
+    for (uint32_t i = 0; i < PLAN_WARPS; ++i) {
+        left = i < warp ? fmaxf(left, m->warp_most[i]) : left;
+        base = fmaxf(base, m->warp_most[i]);
+    }
+    fold_step s = {1.0f, -0.0f, head.sum, 0.0f};
+    if (!is_empty && left == -INFINITY) {
+        s.left = -0.0f;
+        s.right = 1.0f;
+    } else if (!is_empty) {
+        const nbl_merge_scale scale = nbl_merge_scale_of(left, head.base);
+        s.left = scale.left;
+        s.right = scale.right;
+    }
+    m->steps[threadIdx.x] = s;
+    __syncthreads();
 }
 
-/* Steps of up to 32 states, by the first warp, a lane's head each; `before` is the base of the total, -inf if it is
- * empty. */
-static __device__ void plan_steps(const nbl_state_head &head, float before, uint32_t most, fold_step *steps)
+/* A row of the fold. */
+struct fold_row {
+    uint32_t index;
+    uint32_t token;
+    uint32_t head;
+    uint32_t live; /* chunks with a state */
+    float offset;
+};
+
+/* Copies `count` states of the row, from the first-th on. They lie side by side. */
+static __device__ void copy_states(const attend_params &p, const fold_row &row, uint32_t first, uint32_t count,
+                                   float *to)
 {
-    fold_step s = {};
-    s.head = head;
-    s.is_empty = nbl_state_is_empty(&head);
-    const float left = running_max(s.is_empty ? -INFINITY : head.base, before);
-    s.is_first = left == -INFINITY;
-    if (!s.is_empty && !s.is_first) {
-        s.scale = nbl_merge_scale_of(left, head.base);
+    const float *states = p.states + ((uint64_t)row.index * p.chunks + first) * p.state_floats;
+    __syncthreads(); /* those before have been added */
+    for (uint32_t i = 4u * threadIdx.x; i < count * p.state_floats; i += 4u * FINISH_THREADS) {
+        ptx_cp_async_16(ptx_shared_address(to + i), states + i);
     }
-    if (threadIdx.x < most) {
-        steps[threadIdx.x] = s;
-    }
+    ptx_cp_async_commit();
+    ptx_cp_async_wait<0>();
+    __syncthreads();
 }
 
-/* total := merge(total, state), as nbl_state_merge; without a branch, so that steps are read ahead. */
-template <uint32_t V>
-static __device__ void take_step(const fold_step &s, const float (&part)[V], nbl_state_head *total, float (&o)[V])
+/* Head of a state in shared memory. */
+static __device__ nbl_state_head head_of(const float *state)
 {
-    const float base = s.is_first ? s.head.base : s.scale.base;
-    const float sum = s.is_first ? s.head.sum : nbl_merge_element(total->sum, s.head.sum, s.scale);
-    total->base = s.is_empty ? total->base : base;
-    total->sum = s.is_empty ? total->sum : sum;
+    const float4 four = *(const float4 *)(const void *)state;
+    return {four.x, four.y, four.z, 0.0f};
+}
+
+/* The thread's elements of a state. */
+template <uint32_t V> static __device__ void elements_of(const attend_params &p, const float *state, float (&part)[V])
+{
 #pragma unroll
     for (uint32_t i = 0; i < V; ++i) {
-        const float merged = s.is_first ? part[i] : nbl_merge_element(o[i], part[i], s.scale);
-        o[i] = s.is_empty ? o[i] : merged;
+        const uint32_t d = threadIdx.x + i * FINISH_THREADS;
+        part[i] = d < p.v_dim ? state[CUDA_STATE_HEAD_FLOATS + d] : 0.0f;
     }
 }
 
-/* Merges the live chunks of a row and hands each to the state tensors if they are wanted. `steps` is shared. */
+/* Hands the states to the state tensors. */
 template <uint32_t V>
-static __device__ void merge_chunks(const attend_params &p, uint32_t row, uint32_t token, uint32_t q_head,
-                                    uint32_t live, fold_step *steps, nbl_state_head *total, float (&o)[V])
+static __device__ void give_states(const attend_params &p, const fold_row &row, uint32_t first, uint32_t count,
+                                   const float *states)
 {
-    constexpr uint32_t most = batch<V>::states;
-    for (uint32_t first = 0; first < live; first += most) {
-        const float *states = p.states + ((uint64_t)row * p.chunks + first) * p.state_floats;
-        const uint32_t count = min(live - first, most);
-        nbl_state_head head = nbl_state_empty(0.0f);
-        if (threadIdx.x < count) {
-            const float4 four = *(const float4 *)(const void *)(states + (uint64_t)threadIdx.x * p.state_floats);
-            head = {four.x, four.y, four.z, 0.0f};
+    for (uint32_t k = 0; k < count; ++k) {
+        float part[V];
+        elements_of<V>(p, states + k * p.state_floats, part);
+        finish_state(&p, first + k, row.token, row.head, head_of(states + k * p.state_floats), part);
+    }
+}
+
+/* Merges the live chunks of a row and hands each to the state tensors if they are wanted. */
+template <uint32_t V>
+static __device__ void merge_chunks(const attend_params &p, const fold_row &row, float *states, fold_memory *m,
+                                    nbl_state_head *total, float (&o)[V])
+{
+    float base = -INFINITY;
+    for (uint32_t first = 0; first < row.live; first += batch<V>::states) {
+        const uint32_t count = min(row.live - first, batch<V>::states);
+        copy_states(p, row, first, count, states);
+        plan_steps(threadIdx.x < count ? head_of(states + threadIdx.x * p.state_floats) : nbl_state_empty(0.0f), m,
+                   base);
+        if (p.state_head.data != NULL) {
+            give_states<V>(p, row, first, count, states);
         }
-        float parts[most][V];
-#pragma unroll
-        for (uint32_t k = 0; k < most; ++k) {
+#pragma unroll 8
+        for (uint32_t k = 0; k < count; ++k) {
+            const fold_step s = m->steps[k];
+            float part[V];
+            elements_of<V>(p, states + k * p.state_floats, part);
+            total->sum = total->sum * s.left + s.sum * s.right;
 #pragma unroll
             for (uint32_t i = 0; i < V; ++i) {
-                uint32_t d = threadIdx.x + i * FINISH_THREADS;
-                parts[k][i] =
-                    k < count && d < p.v_dim ? states[(uint64_t)k * p.state_floats + CUDA_STATE_HEAD_FLOATS + d] : 0.0f;
+                o[i] = o[i] * s.left + part[i] * s.right;
             }
-        }
-        __syncthreads();
-        if (threadIdx.x < 32u) {
-            plan_steps(head, total->sum == 0.0f ? -INFINITY : total->base, most, steps);
-        }
-        __syncthreads();
-#pragma unroll
-        for (uint32_t k = 0; k < most; ++k) {
-            if (p.state_head.data != NULL && k < count) {
-                finish_state(&p, first + k, token, q_head, steps[k].head, parts[k]);
-            }
-            take_step<V>(steps[k], parts[k], total, o);
         }
     }
+    total->base = base;
+}
+
+/* The block's row; false if it belongs to a bad sequence, or to none. */
+static __device__ bool read_row(const attend_params &p, fold_row &row)
+{
+    row.index = blockIdx.x;
+    row.token = row.index / p.q_heads;
+    row.head = row.index % p.q_heads;
+    const cuda_query query = p.queries[row.index];
+    const cuda_sequence sequence = p.sequences[query.sequence];
+    row.live = cuda_live_chunks(&p, sequence.kv_len);
+    row.offset = query.offset;
+    return row.token - (uint32_t)sequence.q_first < (uint32_t)sequence.q_len;
 }
 
 template <uint32_t V>
 static __global__ void __launch_bounds__(FINISH_THREADS) fold_kernel(const __grid_constant__ attend_params p)
 {
+    extern __shared__ uint4 dynamic[];
     __shared__ float shared[V * FINISH_THREADS];
-    __shared__ fold_step steps[batch<V>::states];
-    uint32_t row = blockIdx.x;
-    uint32_t token = row / p.q_heads;
-    uint32_t q_head = row % p.q_heads;
-    ptx_grid_wait();
-    cuda_query query = p.queries[row];
-    cuda_sequence sequence = p.sequences[query.sequence];
-    uint32_t place = token - (uint32_t)sequence.q_first;
-    if (place >= (uint32_t)sequence.q_len) { /* a row of a bad sequence, or of none */
+    __shared__ fold_memory m;
+    fold_row row;
+    ptx_grid_wait(); /* no release: blocks of a next call that came early would not be spread evenly */
+    if (!read_row(p, row)) {
         return;
     }
-    uint32_t live = cuda_live_chunks(&p, sequence.kv_len);
-    nbl_state_head total = nbl_state_empty(query.offset);
+    nbl_state_head total = nbl_state_empty(row.offset);
     float o[V] = {};
     if (p.split) {
-        merge_chunks(p, row, token, q_head, live, steps, &total, o);
-        finish_row(finish_target_of(&p, token, q_head), total, o, shared);
+        merge_chunks<V>(p, row, (float *)(void *)dynamic, &m, &total, o);
+        finish_row(finish_target_of(&p, row.token, row.head), total, o, shared);
     }
     if (p.state_head.data != NULL) {
         float zeros[V] = {};
-        for (uint32_t n = live; n < p.state_count; ++n) {
-            finish_state(&p, n, token, q_head, nbl_state_empty(query.offset), zeros);
+        for (uint32_t n = row.live; n < p.state_count; ++n) {
+            finish_state(&p, n, row.token, row.head, nbl_state_empty(row.offset), zeros);
         }
     }
+}
+
+template <uint32_t V> static cudaError_t launch(const attend_params *p, cudaStream_t stream)
+{
+    const uint32_t states = p->chunks < batch<V>::states ? p->chunks : batch<V>::states;
+    const size_t bytes = states * p->state_floats * sizeof(float);
+    const cudaError_t error =
+        bytes <= 32768u ? cudaSuccess
+                        : cudaFuncSetAttribute(fold_kernel<V>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    return error != cudaSuccess
+               ? error
+               : launch_after(fold_kernel<V>, dim3(p->q_tokens * p->q_heads), FINISH_THREADS, bytes, stream, p);
 }
 
 extern "C" cudaError_t nbl_cuda_attend_fold(const attend_params *p, cudaStream_t stream)
@@ -140,12 +204,8 @@ extern "C" cudaError_t nbl_cuda_attend_fold(const attend_params *p, cudaStream_t
     if (!p->split && p->state_head.data == NULL) {
         return cudaSuccess;
     }
-    dim3 grid(p->q_tokens * p->q_heads);
     if (p->v_dim <= FINISH_THREADS) {
-        return launch_after(fold_kernel<1>, grid, FINISH_THREADS, 0, stream, p);
+        return launch<1>(p, stream);
     }
-    if (p->v_dim <= 2u * FINISH_THREADS) {
-        return launch_after(fold_kernel<2>, grid, FINISH_THREADS, 0, stream, p);
-    }
-    return launch_after(fold_kernel<4>, grid, FINISH_THREADS, 0, stream, p);
+    return p->v_dim <= 2u * FINISH_THREADS ? launch<2>(p, stream) : launch<4>(p, stream);
 }

@@ -12,6 +12,8 @@
 extern "C" {
 #endif
 
+/** Query rows of the slab's units to canonical form: `queries` and `codes`. */
+cudaError_t nbl_cuda_prefill_queries(const attend_params *p, cudaStream_t stream);
 /** Images of the slab's units and its list of work. */
 cudaError_t nbl_cuda_prefill_expand(const attend_params *p, cudaStream_t stream);
 /** Attention over the images with wgmma; compute capability 9.0 only. */

@@ -4,8 +4,9 @@
  * @brief First step of a prefill: pages of any formats to tile images, and the list of work (tile/prefill.cuh).
  *
  * A block takes every gridDim.x-th tile of a unit and builds it in shared memory: half of the threads expand K, a token
- * each, while the others find V; then V with a thread per pair of columns and 16 tokens. One block more counts the
- * items of the slab.
+ * each, while the others find V; then V with a thread per pair of columns and 16 tokens. Where K is mxfp4 and its block
+ * exponents are as close in the whole tile as they have to be in a vector, all tokens get one exponent: the image holds
+ * other codes of the same numbers. One block more counts the items of the slab.
  */
 #include "../tile/launch.cuh"
 #include "../tile/prefill.cuh"
@@ -13,13 +14,21 @@
 
 #define THREADS (2u * CUDA_TILE_TOKENS)
 #define BLOCKS_PER_UNIT_MAX 64u
+#define BLOCKS_PER_PROCESSOR 4 /* that registers must allow; shared memory allows one more */
 #define TOKENS16 16u
 
 namespace
 {
 
+/* Least and largest exponent of the blocks of K in some tokens, mxfp4 being their only format; else far apart. */
+struct k_range {
+    int32_t least;
+    int32_t most;
+};
+
 template <int KD, int VD> struct memory {
     alignas(16) uint8_t image[prefill_image<KD, VD>::bytes];
+    k_range ranges[CUDA_TILE_TOKENS / 32u];
     alignas(16) uint8_t multipliers[VD / BLOCK16][CUDA_TILE_TOKENS];
     stored_v v;
 };
@@ -62,29 +71,92 @@ CUDA_DEVICE uint4 k_block(const block16_part &part, const uint8_t *at, uint32_t 
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-/* K of the thread's token. */
-template <int KD, int VD>
-CUDA_DEVICE void expand_k(const attend_params &p, memory<KD, VD> &m, const unit &u, uint32_t position)
+/* K of a token as a thread sees it. */
+struct k_token {
+    block16_part part;
+    const uint8_t *codes;
+    const uint8_t *scales;
+    uint32_t stride; /* bytes from word to word */
+    uint32_t blocks; /* 0 past the length */
+    int32_t exponent;
+};
+
+CUDA_DEVICE k_token k_token_at(const attend_params &p, const unit &u, uint32_t position)
 {
-    uint32_t token = threadIdx.x % CUDA_TILE_TOKENS;
-    uint32_t blocks = position < u.kv_len ? p.k_dim_padded / BLOCK16 : 0u;
-    int32_t exponent = 0;
-    if (blocks > 0) {
-        block16_part part = part_of(p, u, position, NBL_KIND_K);
-        uint32_t in_page = position % p.pages.page_tokens;
-        const uint8_t *scales = part.scales + in_page;
-        const uint8_t *at = part.codes + block16_code_byte(&part, in_page, 0);
-        uint32_t stride = 4u * nbl_layout_group_width(part.page_tokens, in_page, NBL_LAYOUT_K_GROUP_TOKENS);
-        exponent = stored_exponent(part, scales);
-#pragma unroll 4
-        for (uint32_t b = 0; b < blocks; ++b) {
-            *(uint4 *)(void *)(m.image + prefill_piece<KD>(token, b)) = k_block(part, at, stride, scales, b, exponent);
-        }
+    k_token k = {};
+    if (position < u.kv_len) {
+        const uint32_t in_page = position % p.pages.page_tokens;
+        k.part = part_of(p, u, position, NBL_KIND_K);
+        k.codes = k.part.codes + block16_code_byte(&k.part, in_page, 0);
+        k.scales = k.part.scales + in_page;
+        k.stride = 4u * nbl_layout_group_width(k.part.page_tokens, in_page, NBL_LAYOUT_K_GROUP_TOKENS);
+        k.blocks = p.k_dim_padded / BLOCK16;
+        k.exponent = stored_exponent(k.part, k.scales);
     }
-    for (uint32_t b = blocks; b < KD / BLOCK16; ++b) {
+    return k;
+}
+
+CUDA_DEVICE k_range k_range_of(const k_token &k)
+{
+    if (k.blocks == 0) {
+        return k_range{INT32_MAX, INT32_MIN};
+    }
+    if (k.part.format != NBL_MXFP4 && k.part.format != NBL_MXFP4_16) {
+        return k_range{INT32_MIN / 2, INT32_MAX / 2};
+    }
+    k_range range = {k.exponent + 1, k.exponent + 1};
+    for (uint32_t b = 0; b < nbl_layout_scale_planes(k.part.format, k.part.dim); ++b) {
+        range.most = max(range.most, nbl_e8m0_decode_slot(k.scales[b * k.part.page_tokens]));
+    }
+    return range;
+}
+
+/* Puts the warp's share of the tile's range in place. */
+template <int KD, int VD> CUDA_DEVICE void put_range(memory<KD, VD> &m, const k_range &range)
+{
+    const k_range all = {__reduce_min_sync(FULL_WARP, range.least), __reduce_max_sync(FULL_WARP, range.most)};
+    if (threadIdx.x % 32u == 0) {
+        m.ranges[threadIdx.x / 32u] = all;
+    }
+}
+
+/* Exponent that all tokens of the tile can have, in e; false if there is none: a code times 2^(e_b - e) must stay a
+ * code (NUM 2.4). */
+template <int KD, int VD> CUDA_DEVICE bool common_exponent(const memory<KD, VD> &m, int32_t *e)
+{
+    k_range all = m.ranges[0];
+#pragma unroll
+    for (uint32_t i = 1; i < CUDA_TILE_TOKENS / 32u; ++i) {
+        all.least = min(all.least, m.ranges[i].least);
+        all.most = max(all.most, m.ranges[i].most);
+    }
+    *e = all.least - 1;
+    return all.least <= all.most && (int64_t)all.most - all.least <= NBL_BLOCK_E_SPREAD;
+}
+
+/* K of the thread's token; the ranges are in place. */
+template <int KD, int VD> CUDA_DEVICE void expand_k(memory<KD, VD> &m, const k_token &k)
+{
+    using place = prefill_image<KD, VD>;
+    const uint32_t token = threadIdx.x % CUDA_TILE_TOKENS;
+    int32_t exponent = k.exponent, common;
+    const bool is_common = common_exponent(m, &common);
+    if (is_common) {
+        exponent = common;
+    }
+#pragma unroll 4
+    for (uint32_t b = 0; b < k.blocks; ++b) {
+        *(uint4 *)(void *)(m.image + prefill_piece<KD>(token, b)) =
+            k_block(k.part, k.codes, k.stride, k.scales, b, exponent);
+    }
+    for (uint32_t b = k.blocks; b < KD / BLOCK16; ++b) {
         *(uint4 *)(void *)(m.image + prefill_piece<KD>(token, b)) = make_uint4(0, 0, 0, 0);
     }
-    ((float *)(void *)(m.image + prefill_image<KD, VD>::units_at))[prefill_token_place(token)] = nbl_pow2(exponent);
+    ((float *)(void *)(m.image + place::units_at))[prefill_token_place(token)] = nbl_pow2(exponent);
+    if (token == 0) {
+        *(float4 *)(void *)(m.image + place::common_at) =
+            make_float4(is_common ? nbl_pow2(common) : 0.0f, 0.0f, 0.0f, 0.0f);
+    }
 }
 
 /* Exponent, multipliers and place of V of the thread's token. */
@@ -158,41 +230,42 @@ template <int KD, int VD> CUDA_DEVICE void expand_v(const attend_params &p, memo
     }
 }
 
+/* Items of a unit of the slab. */
+CUDA_DEVICE uint32_t items_of_unit(const attend_params &p, uint32_t unit)
+{
+    const cuda_sequence s = p.sequences[(p.first_unit + unit) / p.kv_heads];
+    uint32_t blocks = s.q_len == 0 ? 0u : prefill_blocks(p, s);
+    return blocks * (p.split ? cuda_live_chunks(&p, s.kv_len) : 1u);
+}
+
 /* Where the items of each unit begin, by one block; the work counter becomes 0. */
 CUDA_DEVICE void count_items(const attend_params &p)
 {
     __shared__ uint32_t sums[THREADS];
-    uint32_t share = (p.units + THREADS - 1u) / THREADS;
-    uint32_t from = min(threadIdx.x * share, p.units), to = min(from + share, p.units);
-    uint32_t own = 0;
-    for (int pass = 0; pass < 2; ++pass) {
-        uint32_t next = 0;
-        if (pass == 1) {
-            for (uint32_t i = 0; i < threadIdx.x; ++i) {
-                next += sums[i];
-            }
-        }
-        for (uint32_t u = from; u < to; ++u) {
-            cuda_sequence s = p.sequences[(p.first_unit + u) / p.kv_heads];
-            uint32_t items = s.q_len == 0 ? 0u : prefill_blocks(p, s);
-            items *= p.split ? cuda_live_chunks(&p, s.kv_len) : 1u;
-            own += pass == 0 ? items : 0u;
-            if (pass == 1) {
-                p.prefill_items[1u + u] = next;
-                next += items;
-            }
-        }
-        sums[threadIdx.x] = own;
-        __syncthreads();
-        if (pass == 1 && threadIdx.x == THREADS - 1u) {
-            p.prefill_items[0] = 0;
-            p.prefill_items[1u + p.units] = next;
-        }
+    const uint32_t share = (p.units + THREADS - 1u) / THREADS;
+    const uint32_t from = min(threadIdx.x * share, p.units), to = min(from + share, p.units);
+    uint32_t own = 0, next = 0;
+    for (uint32_t u = from; u < to; ++u) {
+        own += items_of_unit(p, u);
+    }
+    sums[threadIdx.x] = own;
+    __syncthreads();
+    for (uint32_t i = 0; i < threadIdx.x; ++i) {
+        next += sums[i];
+    }
+    for (uint32_t u = from; u < to; ++u) {
+        p.prefill_items[1u + u] = next;
+        next += items_of_unit(p, u);
+    }
+    if (threadIdx.x == THREADS - 1u) {
+        p.prefill_items[0] = 0;
+        p.prefill_items[1u + p.units] = next;
     }
 }
 
 template <int KD, int VD>
-__global__ void __launch_bounds__(THREADS) prefill_expand_kernel(const __grid_constant__ attend_params p)
+__global__ void __launch_bounds__(THREADS, BLOCKS_PER_PROCESSOR)
+    prefill_expand_kernel(const __grid_constant__ attend_params p)
 {
     extern __shared__ __align__(16) uint8_t dynamic[];
     memory<KD, VD> &m = *reinterpret_cast<memory<KD, VD> *>(dynamic);
@@ -214,9 +287,13 @@ __global__ void __launch_bounds__(THREADS) prefill_expand_kernel(const __grid_co
     uint32_t first, end;
     prefill_unit_tiles(p, s, &first, &end);
     for (uint32_t tile = first + blockIdx.x; tile < end; tile += gridDim.x) {
-        uint32_t position = tile * CUDA_TILE_TOKENS + threadIdx.x % CUDA_TILE_TOKENS;
+        const uint32_t position = tile * CUDA_TILE_TOKENS + threadIdx.x % CUDA_TILE_TOKENS;
         if (threadIdx.x < CUDA_TILE_TOKENS) {
-            expand_k(p, m, u, position);
+            put_range(m, k_range_of(k_token_at(p, u, position)));
+        }
+        __syncthreads();
+        if (threadIdx.x < CUDA_TILE_TOKENS) { /* found anew: no register holds it over the barrier */
+            expand_k(m, k_token_at(p, u, position));
         } else {
             describe_v(p, m, u, position);
         }
@@ -259,6 +336,16 @@ extern "C" int nbl_cuda_prefill_supports(const attend_params *p)
            p->tree_mask == NULL && (p->state_head.data == NULL || p->split);
 }
 
+/* wgmma where there is any; a build with NIBBLE_CUDA_PREFILL_MMA tests the other kernel there. */
+static cudaError_t attend_images(const attend_params *p, cudaStream_t stream)
+{
+#ifdef NIBBLE_CUDA_PREFILL_MMA
+    return nbl_cuda_prefill_mma(p, stream);
+#else
+    return p->capability / 10u == 9u ? nbl_cuda_prefill_wgmma(p, stream) : nbl_cuda_prefill_mma(p, stream);
+#endif
+}
+
 extern "C" cudaError_t nbl_cuda_attend_prefill(const attend_params *p, cudaStream_t stream)
 {
     const uint32_t units = p->batch * p->kv_heads;
@@ -267,11 +354,9 @@ extern "C" cudaError_t nbl_cuda_attend_prefill(const attend_params *p, cudaStrea
     for (uint32_t first = 0; first < units && error == cudaSuccess; first += p->slab_units) {
         slab.first_unit = first;
         slab.units = units - first < p->slab_units ? units - first : p->slab_units;
-        error = nbl_cuda_prefill_expand(&slab, stream);
-        if (error == cudaSuccess) {
-            error =
-                p->capability / 10u == 9u ? nbl_cuda_prefill_wgmma(&slab, stream) : nbl_cuda_prefill_mma(&slab, stream);
-        }
+        error = nbl_cuda_prefill_queries(&slab, stream);
+        error = error == cudaSuccess ? nbl_cuda_prefill_expand(&slab, stream) : error;
+        error = error == cudaSuccess ? attend_images(&slab, stream) : error;
     }
     return error;
 }

@@ -22,7 +22,9 @@ template <int KD, int VD> struct alignas(128) memory {
     alignas(128) uint8_t images[STAGES][prefill_image<KD, VD>::bytes];
     alignas(128) uint8_t queries[PREFILL_ROWS * KD];
     prefill_row rows[PREFILL_ROWS];
+    prefill_seen seen[THREADS / 32u];
     prefill_item item;
+    uint32_t unit; /* of the item: thread 0 searches on from there */
     uint32_t table[PREFILL_STEPS];
 };
 
@@ -104,6 +106,22 @@ template <int VD> CUDA_DEVICE void sums_of(int32_t (&a)[VD / 2], const uint32_t 
     }
 }
 
+/* Rows of the warp, what all of them see, and their image; worked out anew, so that no register holds them. */
+template <typename Memory> CUDA_DEVICE prefill_row *rows_of_warp(Memory &m)
+{
+    return &m.rows[ptx_thread() / 32u * 16u];
+}
+
+template <typename Memory> CUDA_DEVICE prefill_seen *seen_by_warp(Memory &m)
+{
+    return &m.seen[ptx_thread() / 32u];
+}
+
+template <int KD, typename Memory> CUDA_DEVICE const uint8_t *queries_of_warp(const Memory &m)
+{
+    return &m.queries[ptx_thread() / 32u * 16u * KD];
+}
+
 /* The end of a chunk: to the workspace, to the total, or to the output. */
 template <int N>
 CUDA_DEVICE void end_chunk(const attend_params &p, const prefill_item &it, bool item_ends, prefill_rows &r,
@@ -124,15 +142,20 @@ CUDA_DEVICE void end_chunk(const attend_params &p, const prefill_item &it, bool 
     }
 }
 
+/* 0, known only when l is: the products of P V begin after the softmax, not in the midst of it, where registers are
+ * short. No l is negative. */
+CUDA_DEVICE uint32_t after(const float (&l)[2])
+{
+    return (__float_as_uint(l[0]) | __float_as_uint(l[1])) >> 31;
+}
+
 template <int KD, int VD> CUDA_DEVICE void do_item(const attend_params &p, memory<KD, VD> &m, const prefill_item &it)
 {
-    const uint32_t first_row = threadIdx.x / 32u * 16u;
-    prefill_row *rows = m.rows + first_row;
     prefill_rows r;
     int32_t s[64];
     float o[VD / 2];
-    prefill_rows_begin(r, rows);
-    prefill_rows_clear(r, rows, o);
+    prefill_rows_begin(r, rows_of_warp(m), seen_by_warp(m));
+    prefill_rows_clear(r, rows_of_warp(m), o);
     for (uint32_t tile = it.tile_first; tile < it.tile_end; ++tile) {
         const uint8_t *image = m.images[tile % STAGES];
         uint32_t packed[16];
@@ -140,15 +163,19 @@ template <int KD, int VD> CUDA_DEVICE void do_item(const attend_params &p, memor
         ask_image(p, m, it, tile + 1u);
         ptx_cp_async_wait<1>();
         __syncthreads();
-        scores_of<KD, 128>(s, ptx_shared_address(m.queries), first_row, ptx_shared_address(image));
-        prefill_softmax<KD, VD>(s, m.queries + first_row * KD, image, rows, (int32_t)(tile * CUDA_TILE_TOKENS), m.table,
-                                r, o, packed, b, l, [](int) {});
+        scores_of<KD, 128>(s, ptx_shared_address(m.queries), ptx_thread() / 32u * 16u, ptx_shared_address(image));
+        const int32_t start = (int32_t)(tile * CUDA_TILE_TOKENS);
+        prefill_top top = prefill_logits<KD, VD>(s, image, rows_of_warp(m), seen_by_warp(m), start, r);
+        if (top.unusual) {
+            prefill_unusual<KD, VD>(s, queries_of_warp<KD>(m), image, rows_of_warp(m), start, r, o, top);
+        }
+        prefill_softmax<KD, VD>(s, image, top, m.table, packed, b, l, [](int) {});
         prefill_add_sum(r, b, l);
         int32_t(&a)[VD / 2] = reinterpret_cast<int32_t(&)[VD / 2]>(s); /* the scores are done with */
-        sums_of<VD>(a, packed, ptx_shared_address(image) + prefill_image<KD, VD>::v_at);
+        sums_of<VD>(a, packed, ptx_shared_address(image) + prefill_image<KD, VD>::v_at + after(l));
         prefill_add_tile(a, b, o);
         if (tile + 1u == it.tile_end || tile % CUDA_CHUNK_TILES == CUDA_CHUNK_TILES - 1u) {
-            end_chunk(p, it, tile + 1u == it.tile_end, r, rows, first_row, o);
+            end_chunk(p, it, tile + 1u == it.tile_end, r, rows_of_warp(m), ptx_thread() / 32u * 16u, o);
         }
         __syncthreads();
     }
@@ -159,16 +186,18 @@ __global__ void __launch_bounds__(THREADS, 1) prefill_mma_kernel(const __grid_co
 {
     extern __shared__ __align__(128) uint8_t dynamic[];
     memory<KD, VD> &m = *reinterpret_cast<memory<KD, VD> *>(dynamic);
-    uint32_t unit = 0;
+    if (threadIdx.x == 0) {
+        m.unit = 0;
+    }
     m.table[threadIdx.x] = nbl_exp2_table_device[threadIdx.x];
     ptx_grid_release();
     ptx_grid_wait();
     for (;;) {
         if (threadIdx.x == 0) {
-            m.item = prefill_item_of(p, atomicAdd(p.prefill_items, 1u), &unit);
+            m.item = prefill_item_of(p, atomicAdd(p.prefill_items, 1u), &m.unit);
         }
         __syncthreads();
-        const prefill_item it = m.item;
+        const prefill_item &it = m.item;
         if (it.tile_end == 0) {
             return;
         }

@@ -25,7 +25,8 @@
 #define LOADER_REGISTERS 40
 #define CONSUMER_REGISTERS 232
 #define LOADER_BARRIER 1u
-#define IDLE 100u /* nanoseconds that a loading thread sleeps; a tile takes over a thousand */
+#define WEIGH_BARRIER 2u /* and the one after it: a warpgroup's turn to weigh */
+#define IDLE 100u        /* nanoseconds that a loading thread sleeps; a tile takes over a thousand */
 
 namespace
 {
@@ -38,6 +39,7 @@ template <int KD, int VD> struct alignas(1024) memory {
     alignas(1024) uint8_t queries[2][PREFILL_ROWS * KD]; /* images of rows of KD bytes */
     float4 total[VD / 8][CONSUMERS];
     prefill_row rows[2][PREFILL_ROWS];
+    prefill_seen seen[CONSUMER_WARPS];
     prefill_item items[2];
     uint32_t table[PREFILL_STEPS];
     uint64_t stage_full[STAGES], stage_empty[STAGES], item_full[2], item_empty[2];
@@ -47,17 +49,15 @@ template <int KD, int VD> struct alignas(1024) memory {
 
 /* ------------------------------------------------------------------------------------------------ loading */
 
-/* Place in the ring and the parity of its use. */
+/* Place in the ring and the parity of its use, in one register: the stage low, the parity in the highest bit. */
 struct ring_place {
-    uint32_t stage;
-    uint32_t parity;
+    uint32_t bits;
 
-    __device__ __forceinline__ void next()
-    {
-        stage = stage + 1u == STAGES ? 0u : stage + 1u;
-        parity ^= stage == 0 ? 1u : 0u;
-    }
+    __device__ __forceinline__ uint32_t stage() const { return bits & 3u; }
+    __device__ __forceinline__ uint32_t parity() const { return bits >> 31; }
+    __device__ __forceinline__ void next() { bits = stage() + 1u == STAGES ? (bits ^ 1u << 31) & ~3u : bits + 1u; }
 };
+static_assert(STAGES <= 4u, "a stage is two bits");
 
 /* Query rows and what the computing warps must know of them, into a slot. */
 template <int KD, int VD>
@@ -105,7 +105,7 @@ template <int KD, int VD> CUDA_DEVICE void load_images(const attend_params &p, m
 {
     constexpr uint32_t bytes = prefill_image<KD, VD>::bytes;
     const uint64_t policy = ptx_policy_evict_last();
-    ring_place at = {0, 0};
+    ring_place at = {0};
     for (uint32_t n = 0;; ++n) {
         ptx_mbarrier_wait_idle(ptx_shared_address(&m.item_full[n % 2u]), n / 2u % 2u, IDLE);
         const prefill_item &it = m.items[n % 2u];
@@ -116,10 +116,10 @@ template <int KD, int VD> CUDA_DEVICE void load_images(const attend_params &p, m
         const uint8_t *from = p.images + ((uint64_t)it.unit * p.image_tiles + it.tile_first) * bytes;
         ptx_mbarrier_arrive(ptx_shared_address(&m.item_empty[n % 2u]));
         for (; tiles > 0; --tiles) {
-            const uint32_t full = ptx_shared_address(&m.stage_full[at.stage]);
-            ptx_mbarrier_wait_idle(ptx_shared_address(&m.stage_empty[at.stage]), at.parity ^ 1u, IDLE);
+            const uint32_t full = ptx_shared_address(&m.stage_full[at.stage()]);
+            ptx_mbarrier_wait_idle(ptx_shared_address(&m.stage_empty[at.stage()]), at.parity() ^ 1u, IDLE);
             ptx_mbarrier_arrive_expect(full, bytes);
-            ptx_bulk_copy(ptx_shared_address(m.stages[at.stage].image), from, bytes, full, policy);
+            ptx_bulk_copy(ptx_shared_address(m.stages[at.stage()].image), from, bytes, full, policy);
             from += bytes;
             at.next();
         }
@@ -128,25 +128,23 @@ template <int KD, int VD> CUDA_DEVICE void load_images(const attend_params &p, m
 
 /* ------------------------------------------------------------------------------------------------ products */
 
-/* s = Q K, 64 rows by 128 tokens. */
-template <int KD> CUDA_DEVICE void begin_scores(int32_t (&s)[64], const uint8_t *q, const uint8_t *k)
+/* s = Q K, 64 rows by 128 tokens; q and k are the lower halves of descriptors. */
+template <int KD> CUDA_DEVICE void begin_scores(int32_t (&s)[64], uint32_t q, uint32_t k)
 {
-    const uint64_t a = wgmma_tile<KD>(ptx_shared_address(q)), b = wgmma_tile<KD>(ptx_shared_address(k));
-    wgmma_ss<0>(s, a, b);
+    wgmma_ss<0>(s, wgmma_tile_at<KD>(q), wgmma_tile_at<KD>(k));
 #pragma unroll
-    for (int step = 1; step < KD / 32; ++step) {
-        wgmma_ss<1>(s, a + 2 * step, b + 2 * step);
+    for (uint32_t step = 1; step < KD / 32u; ++step) {
+        wgmma_ss<1>(s, wgmma_tile_at<KD>(q + 2u * step), wgmma_tile_at<KD>(k + 2u * step));
     }
 }
 
 /* a = P V, 64 rows by VD elements. */
-template <int VD> CUDA_DEVICE void begin_sums(int32_t (&a)[VD / 2], const uint32_t (&packed)[16], const uint8_t *v)
+template <int VD> CUDA_DEVICE void begin_sums(int32_t (&a)[VD / 2], const uint32_t (&packed)[16], uint32_t v)
 {
-    const uint64_t b = wgmma_tile<128>(ptx_shared_address(v));
-    wgmma_us<0>(a, packed, b);
-    wgmma_us<1>(a, packed + 4, b + 2);
-    wgmma_us<1>(a, packed + 8, b + 4);
-    wgmma_us<1>(a, packed + 12, b + 6);
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+        wgmma_us(a, packed + 4 * step, wgmma_tile_at<128>(v + 2u * (uint32_t)step), step != 0);
+    }
 }
 
 /* ------------------------------------------------------------------------------------------------ computing */
@@ -165,13 +163,34 @@ template <int KD, int VD> CUDA_DEVICE bool wait_item(memory<KD, VD> &m, uint32_t
     return m.items[n % 2u].tile_end > 0;
 }
 
+/* Rows of the warp in a slot; worked out anew, so that no register holds it. */
+template <int KD, int VD> CUDA_DEVICE prefill_row *rows_of_warp(memory<KD, VD> &m, uint32_t slot)
+{
+    return &m.rows[slot][(ptx_thread() - LOADERS) / 32u * 16u];
+}
+
+/* What all of them see. */
+template <int KD, int VD> CUDA_DEVICE prefill_seen *seen_by_warp(memory<KD, VD> &m)
+{
+    return &m.seen[(ptx_thread() - LOADERS) / 32u];
+}
+
+/* Their image. */
+template <int KD, int VD> CUDA_DEVICE const uint8_t *queries_of_warp(const memory<KD, VD> &m, uint32_t slot)
+{
+    return m.queries[slot] + (ptx_thread() - LOADERS) / 32u * 16u * KD;
+}
+
 /* The end of a chunk: to the workspace, to the total, or to the output. */
 template <int KD, int VD>
 CUDA_DEVICE void end_chunk(const attend_params &p, memory<KD, VD> &m, const walk &w, bool item_ends,
-                           const prefill_rows &r, prefill_row *rows, uint32_t first_row, float (&o)[VD / 2])
+                           const prefill_rows &r, float (&o)[VD / 2])
 {
+    const uint32_t slot = (w.items - 1u) % 2u;
+    const uint32_t first_row = (ptx_thread() - LOADERS) / 32u * 16u;
     const prefill_total total = {&m.total[0][threadIdx.x - LOADERS], CONSUMERS};
-    const prefill_item &it = m.items[(w.items - 1u) % 2u];
+    const prefill_item &it = m.items[slot];
+    prefill_row *rows = rows_of_warp(m, slot);
     if (p.split) {
         prefill_store_states(p, it, r, rows, first_row, o);
         return;
@@ -186,47 +205,58 @@ CUDA_DEVICE void end_chunk(const attend_params &p, memory<KD, VD> &m, const walk
 
 template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memory<KD, VD> &m)
 {
-    constexpr uint32_t v_at = prefill_image<KD, VD>::v_at;
-    const uint32_t warp = (threadIdx.x - LOADERS) / 32u;
-    const uint32_t first_row = warp * 16u;
-    const uint32_t group_at = warp / 4u * 64u * KD; /* the warpgroup's queries */
+    constexpr uint32_t stage_step = sizeof(typename memory<KD, VD>::stage) / 16u;
+    const uint32_t group = __reduce_max_sync(FULL_WARP, threadIdx.x / 128u - 1u); /* the same, known to be uniform */
+    const uint32_t k_low = wgmma_tile_low(ptx_shared_address(m.stages[0].image));
+    const uint32_t v_low = k_low + prefill_image<KD, VD>::v_at / 16u;
+    const uint32_t q_low = wgmma_tile_low(ptx_shared_address(m.queries[0])) + group * (64u * KD / 16u);
     int32_t s[64], a[VD / 2];
     float o[VD / 2];
     prefill_rows r;
-    walk w = {0, 0, 1, {0, 0}};
+    walk w = {0, 0, 1, {0}};
     if (!wait_item(m, 0)) {
         return;
     }
     w.tile = m.items[0].tile_first;
     w.tile_end = m.items[0].tile_end;
-    prefill_row *rows = &m.rows[0][first_row];
-    prefill_rows_begin(r, rows);
-    prefill_rows_clear(r, rows, o);
+    prefill_rows_begin(r, rows_of_warp(m, 0), seen_by_warp(m));
+    prefill_rows_clear(r, rows_of_warp(m, 0), o);
+    if (group == 1u) { /* the first turn is the other one's */
+        wgmma_bar_arrive(WEIGH_BARRIER, CONSUMERS);
+    }
     ptx_mbarrier_wait(ptx_shared_address(&m.stage_full[0]), 0);
     wgmma_fence();
-    begin_scores<KD>(s, m.queries[0] + group_at, m.stages[0].image);
+    begin_scores<KD>(s, q_low, k_low);
     wgmma_commit();
     wgmma_wait<0>();
     for (;;) {
         const uint32_t slot = (w.items - 1u) % 2u;
-        const uint8_t *image = m.stages[w.at.stage].image;
+        const uint8_t *image = m.stages[w.at.stage()].image;
+        const int32_t start = (int32_t)(w.tile * CUDA_TILE_TOKENS);
+        const uint32_t v = v_low + w.at.stage() * stage_step;
         uint32_t packed[16];
         float b[2], l[2];
-        prefill_softmax<KD, VD>(s, m.queries[slot] + first_row * KD, image, rows, (int32_t)(w.tile * CUDA_TILE_TOKENS),
-                                m.table, r, o, packed, b, l, [](int) {});
+        prefill_top top = prefill_logits<KD, VD>(s, image, rows_of_warp(m, slot), seen_by_warp(m), start, r);
+        if (top.unusual) {
+            prefill_unusual<KD, VD>(s, queries_of_warp(m, slot), image, rows_of_warp(m, slot), start, r, o, top);
+        }
+        wgmma_bar_sync(WEIGH_BARRIER + group, CONSUMERS);
+        prefill_softmax<KD, VD>(s, image, top, m.table, packed, b, l, [](int) {});
+        wgmma_bar_arrive(WEIGH_BARRIER + (group ^ 1u), CONSUMERS);
         wgmma_fence();
-        begin_sums<VD>(a, packed, image + v_at);
+        begin_sums<VD>(a, packed, v);
         wgmma_commit();
         const bool item_ends = w.tile + 1u == w.tile_end;
         const bool chunk_ends = item_ends || w.tile % CUDA_CHUNK_TILES == CUDA_CHUNK_TILES - 1u;
-        const uint32_t stage = w.at.stage;
+        const uint32_t stage = w.at.stage();
         const bool more = !item_ends || wait_item(m, w.items);
         if (more) { /* else the products that follow are of no use, and of no harm */
             w.at.next();
-            ptx_mbarrier_wait(ptx_shared_address(&m.stage_full[w.at.stage]), w.at.parity);
+            ptx_mbarrier_wait(ptx_shared_address(&m.stage_full[w.at.stage()]), w.at.parity());
         }
         wgmma_fence();
-        begin_scores<KD>(s, m.queries[item_ends && more ? slot ^ 1u : slot] + group_at, m.stages[w.at.stage].image);
+        begin_scores<KD>(s, q_low + (item_ends && more ? slot ^ 1u : slot) * (PREFILL_ROWS * KD / 16u),
+                         k_low + w.at.stage() * stage_step);
         wgmma_commit();
         prefill_add_sum(r, b, l);
         wgmma_wait<1>();
@@ -235,7 +265,7 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
         }
         prefill_add_tile(a, b, o);
         if (chunk_ends) {
-            end_chunk(p, m, w, item_ends, r, rows, first_row, o);
+            end_chunk(p, m, w, item_ends, r, o);
             if (item_ends) {
                 __syncwarp();
                 if (threadIdx.x % 32u == 0) {
@@ -244,20 +274,18 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
                 if (!more) {
                     break;
                 }
-                rows = &m.rows[slot ^ 1u][first_row];
                 w.tile = m.items[slot ^ 1u].tile_first - 1u;
                 w.tile_end = m.items[slot ^ 1u].tile_end;
                 w.items++;
-                prefill_rows_begin(r, rows);
+                prefill_rows_begin(r, rows_of_warp(m, slot ^ 1u), seen_by_warp(m));
             }
-            prefill_rows_clear(r, rows, o);
+            prefill_rows_clear(r, rows_of_warp(m, (w.items - 1u) % 2u), o);
         }
         w.tile++;
         wgmma_wait<0>();
     }
     wgmma_wait<0>();
 }
-
 #endif
 
 /* ------------------------------------------------------------------------------------------------ kernel */

@@ -311,6 +311,60 @@ PTX_FN void ptx_mbarrier_wait_idle(uint32_t barrier, uint32_t parity, uint32_t n
 
 #endif
 
+/* ------------------------------------------------------------------------------------------------ clusters */
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+
+/** Place of the block in its cluster. PTX ISA, Special Registers, cluster_ctarank */
+PTX_FN uint32_t ptx_cluster_rank(void)
+{
+    uint32_t d;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(d));
+    return d;
+}
+
+/** Arrives at the cluster's barrier; what was written before is seen by those who wait. PTX ISA, Parallel
+ *  Synchronization, barrier.cluster */
+PTX_FN void ptx_cluster_arrive(void)
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+
+/** Waits until all threads of the cluster have arrived. PTX ISA, Parallel Synchronization, barrier.cluster */
+PTX_FN void ptx_cluster_wait(void)
+{
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+/** The same shared address in the block of that rank. PTX ISA, Data Movement, mapa */
+PTX_FN uint32_t ptx_cluster_map(uint32_t shared, uint32_t rank)
+{
+    uint32_t d;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(d) : "r"(shared), "r"(rank));
+    return d;
+}
+
+/** 16 bytes of shared memory of the cluster. PTX ISA, Data Movement, ld */
+PTX_FN uint4 ptx_cluster_load_16(uint32_t address)
+{
+    uint4 d;
+    asm volatile("ld.shared::cluster.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(d.x), "=r"(d.y), "=r"(d.z), "=r"(d.w)
+                 : "r"(address)
+                 : "memory");
+    return d;
+}
+
+/** 4 bytes. PTX ISA, Data Movement, ld */
+PTX_FN uint32_t ptx_cluster_load_4(uint32_t address)
+{
+    uint32_t d;
+    asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(d) : "r"(address) : "memory");
+    return d;
+}
+
+#endif
+
 /** Waits for the kernels this one depends on and sees their writes. Nothing before sm_90. PTX ISA, Parallel
  *  Synchronization, griddepcontrol */
 PTX_FN void ptx_grid_wait(void)

@@ -15,13 +15,19 @@
  *  memory layout */
 enum wgmma_swizzle { WGMMA_SWIZZLE_128 = 1, WGMMA_SWIZZLE_64 = 2 };
 
-/** Descriptor of a tile whose rows lie in the depth's direction, 128 or 64 bytes each, one after the other. PTX ISA,
- *  Asynchronous warpgroup level matrix instructions, matrix descriptor */
-template <int ROW_BYTES> PTX_FN uint64_t wgmma_tile(uint32_t shared)
+/** Lower half of the descriptor of a tile in shared memory whose rows lie in the depth's direction, one after the
+ *  other; 16 bytes further on it is 1 more. PTX ISA, Asynchronous warpgroup level matrix instructions, matrix
+ *  descriptor */
+PTX_FN uint32_t wgmma_tile_low(uint32_t shared)
+{
+    return (shared & 0x3ffffu) >> 4 | 1u << 16;
+}
+
+/** The whole descriptor, for rows of 128 or 64 bytes. PTX ISA, as above */
+template <int ROW_BYTES> PTX_FN uint64_t wgmma_tile_at(uint32_t low)
 {
     constexpr uint64_t swizzle = ROW_BYTES == 128 ? WGMMA_SWIZZLE_128 : WGMMA_SWIZZLE_64;
-    constexpr uint64_t fixed = swizzle << 62 | (uint64_t)(8 * ROW_BYTES >> 4) << 32 | (uint64_t)1 << 16;
-    return fixed | (uint64_t)((shared & 0x3ffffu) >> 4);
+    return swizzle << 62 | (uint64_t)(8 * ROW_BYTES >> 4) << 32 | low;
 }
 
 /** Descriptor of a tile of 8 x 16-byte matrices, 128 bytes each, without swizzle: distances in bytes between neighbours
@@ -73,21 +79,21 @@ template <int ACCUMULATE> PTX_FN void wgmma_ss(int32_t (&d)[64], uint64_t a, uin
 }
 
 /** d = a * b, or d + a * b; A is u8 in registers, B s8 in shared memory, 128 columns. PTX ISA, wgmma.mma_async */
-template <int ACCUMULATE> PTX_FN void wgmma_us(int32_t (&d)[64], const uint32_t *a, uint64_t b)
+PTX_FN void wgmma_us(int32_t (&d)[64], const uint32_t *a, uint64_t b, int accumulate)
 {
     asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %69, 0;\n"
                  " wgmma.mma_async.sync.aligned.m64n128k32.s32.u8.s8 {" WGMMA_S64 "}, {%64,%65,%66,%67}, %68, p;\n}"
                  : WGMMA_R64(d)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ACCUMULATE));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
 
 /** The same with 64 columns. PTX ISA, wgmma.mma_async */
-template <int ACCUMULATE> PTX_FN void wgmma_us(int32_t (&d)[32], const uint32_t *a, uint64_t b)
+PTX_FN void wgmma_us(int32_t (&d)[32], const uint32_t *a, uint64_t b, int accumulate)
 {
     asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %37, 0;\n"
                  " wgmma.mma_async.sync.aligned.m64n64k32.s32.u8.s8 {" WGMMA_S32 "}, {%32,%33,%34,%35}, %36, p;\n}"
                  : WGMMA_R32(d)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ACCUMULATE));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
 
 #define WGMMA_F4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])

@@ -27,4 +27,26 @@ static inline cudaError_t launch_after(void (*kernel)(attend_params, Rest...), d
     return cudaLaunchKernelEx(&config, kernel, *p, rest...);
 }
 
+/** The same in clusters of `cluster` blocks, from sm_90 on. */
+template <typename Plan>
+static inline cudaError_t launch_clusters(void (*kernel)(attend_params, Plan), dim3 grid, uint32_t threads,
+                                          size_t shared_bytes, uint32_t cluster, cudaStream_t stream,
+                                          const attend_params *p, const Plan &plan)
+{
+    cudaLaunchAttribute attributes[2];
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = cluster;
+    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    config.attrs = attributes;
+    config.numAttrs = 2u;
+    return cudaLaunchKernelEx(&config, kernel, *p, plan);
+}
+
 #endif

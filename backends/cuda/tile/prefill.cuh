@@ -4,8 +4,8 @@
  * @brief What the steps of a prefill share: tile images, work items, and one warp's part of a tile (NUM 5.4 to 5.7).
  *
  * A prefill first expands K and V of a unit, a kv head of a sequence, into images of 128-token tiles: canonical int8
- * codes in the very order that shared memory will have, and per token 2^ek, GRID + ev and 2^-ev. Then items of 128
- * query rows of a unit walk the images.
+ * codes in the very order that shared memory will have, and per token 2^ek, GRID + ev and 2^-ev; where all tokens of
+ * the tile have one ek, that too. Then items of 128 query rows of a unit walk the images.
  *
  * A warp has 16 rows of an item. The fragments are those of m16n8 products: with g = lane / 4 and t = lane % 4, score
  * s[4*j + 2*r + b] is row g + 8*r, token 8*j + 2*t + b; o[4*i + 2*r + b] is row g + 8*r, image row 8*i + 2*t + b of V.
@@ -52,7 +52,8 @@ template <int KD, int VD> struct prefill_image {
     static constexpr uint32_t units_at = v_at + VD * CUDA_TILE_TOKENS;           /* float[128]: 2^ek */
     static constexpr uint32_t exponents_at = units_at + CUDA_TILE_TOKENS * 4u;   /* float[128]: GRID + ev */
     static constexpr uint32_t weights_at = exponents_at + CUDA_TILE_TOKENS * 4u; /* float[128]: 2^-ev */
-    static constexpr uint32_t bytes = weights_at + CUDA_TILE_TOKENS * 4u;
+    static constexpr uint32_t common_at = weights_at + CUDA_TILE_TOKENS * 4u;    /* float: 2^ek of all tokens, or 0 */
+    static constexpr uint32_t bytes = common_at + 16u;
 };
 
 /** Byte of a 16-byte piece in an image whose rows have W bytes: pieces of neighbouring rows meet different banks. */
@@ -209,10 +210,14 @@ CUDA_DEVICE uint4 prefill_query_piece(const attend_params &p, const prefill_item
 /** The two rows of a thread. */
 struct prefill_rows {
     float scale[2];
-    float sum[2];       /**< L */
-    int32_t base[2];    /**< B in steps, or PREFILL_NO_BASE */
-    int32_t full_first; /**< all rows of the warp see [full_first, full_end) */
-    int32_t full_end;
+    float sum[2];    /**< L */
+    int32_t base[2]; /**< B in steps, or PREFILL_NO_BASE */
+};
+
+/** All rows of a warp see [first, end). */
+struct prefill_seen {
+    int32_t first;
+    int32_t end;
 };
 
 /** Largest (as integers) over the lanes that share a row. */
@@ -222,13 +227,17 @@ CUDA_DEVICE int32_t prefill_row_max(int32_t x)
     return max(x, __shfl_xor_sync(FULL_WARP, x, 2));
 }
 
-/** The thread's rows at the beginning of an item; rows are those of the warp. */
-CUDA_DEVICE void prefill_rows_begin(prefill_rows &r, const prefill_row *rows)
+/** The thread's rows at the beginning of an item; rows and seen are those of the warp. */
+CUDA_DEVICE void prefill_rows_begin(prefill_rows &r, const prefill_row *rows, prefill_seen *seen)
 {
     const uint32_t thread = ptx_thread();
     uint32_t g = thread % 32u / PREFILL_LANES;
-    r.full_first = __reduce_max_sync(FULL_WARP, max(rows[g].first, rows[g + 8u].first));
-    r.full_end = __reduce_min_sync(FULL_WARP, min(rows[g].end, rows[g + 8u].end));
+    const prefill_seen all = {__reduce_max_sync(FULL_WARP, max(rows[g].first, rows[g + 8u].first)),
+                              __reduce_min_sync(FULL_WARP, min(rows[g].end, rows[g + 8u].end))};
+    if (thread % 32u == 0) {
+        *seen = all;
+    }
+    __syncwarp();
     r.scale[0] = rows[g].scale;
     r.scale[1] = rows[g + 8u].scale;
 }
@@ -297,6 +306,7 @@ struct prefill_parameters {
     const float4 *units; /* [4 * h] */
     const float4 *exponents;
     const float4 *weights;
+    const float *common; /* of the tile */
 };
 
 template <int KD, int VD> CUDA_DEVICE prefill_parameters prefill_parameters_of(const uint8_t *image)
@@ -307,22 +317,21 @@ template <int KD, int VD> CUDA_DEVICE prefill_parameters prefill_parameters_of(c
     v.units = (const float4 *)(const void *)(image + place::units_at) + t;
     v.exponents = (const float4 *)(const void *)(image + place::exponents_at) + t;
     v.weights = (const float4 *)(const void *)(image + place::weights_at) + t;
+    v.common = (const float *)(const void *)(image + place::common_at);
     return v;
 }
 
 /** What the rows see of a tile: tokens [low, high), less 2 * t so that the tokens of a thread are constants. */
 struct prefill_mask {
-    bool masked; /**< the same for the warp; if not, all tokens are seen */
     int32_t low[2];
     int32_t high[2];
 };
 
-CUDA_DEVICE prefill_mask prefill_mask_of(const prefill_rows &r, const prefill_row *rows, int32_t start)
+CUDA_DEVICE prefill_mask prefill_mask_of(const prefill_row *rows, int32_t start)
 {
     const uint32_t thread = ptx_thread();
     uint32_t g = thread % 32u / PREFILL_LANES;
     prefill_mask mask;
-    mask.masked = start < r.full_first || start + (int32_t)CUDA_TILE_TOKENS > r.full_end;
     const int32_t own = start + 2 * (int32_t)(thread % PREFILL_LANES);
     mask.low[0] = rows[g].first - own;
     mask.low[1] = rows[g + 8u].first - own;
@@ -364,11 +373,9 @@ CUDA_DEVICE void prefill_bases(const int32_t (&s)[64], const prefill_parameters 
     }
 }
 
-/** Scores become bits of T, or of t = fma(x, cq_row, GRID + ev - B) with shift = -B (NUM 5.3); -inf where the row does
- *  not see. */
-template <bool SHIFTED>
-CUDA_DEVICE void prefill_grid_logits(int32_t (&s)[64], const prefill_parameters &v, const prefill_mask &mask,
-                                     const prefill_rows &r, const float (&shift)[2])
+/** Scores become bits of t = fma(x, cq_row, GRID + ev - B) with shift = -B (NUM 5.3). */
+CUDA_DEVICE void prefill_grid_logits(int32_t (&s)[64], const prefill_parameters &v, const prefill_rows &r,
+                                     const float (&shift)[2])
 {
 #pragma unroll
     for (int h = 0; h < 8; ++h) {
@@ -378,15 +385,17 @@ CUDA_DEVICE void prefill_grid_logits(int32_t (&s)[64], const prefill_parameters 
 #pragma unroll
         for (int k = 0; k < 8; ++k) {
             const int row = k / 2 % 2, i = 8 * h + k, at = k / 4 * 2 + k % 2;
-            float a = SHIFTED ? exponent[at] + shift[row] : exponent[at];
-            s[i] = __float_as_int(nbl_fma((float)s[i] * unit[at], r.scale[row], a));
+            s[i] = __float_as_int(nbl_fma((float)s[i] * unit[at], r.scale[row], exponent[at] + shift[row]));
         }
     }
-    if (mask.masked) {
+}
+
+/** -inf where the row does not see. */
+CUDA_DEVICE void prefill_hide(int32_t (&s)[64], const prefill_mask &mask)
+{
 #pragma unroll
-        for (int i = 0; i < 64; ++i) {
-            s[i] = prefill_sees(mask, i, i / 2 % 2) ? s[i] : __float_as_int(-INFINITY);
-        }
+    for (int i = 0; i < 64; ++i) {
+        s[i] = prefill_sees(mask, i, i / 2 % 2) ? s[i] : __float_as_int(-INFINITY);
     }
 }
 
@@ -401,6 +410,26 @@ CUDA_DEVICE void prefill_most(const int32_t (&s)[64], int32_t (&most)[2])
             m = __vimax3_s32(m, s[4 * j + 2 * row], s[4 * j + 2 * row + 1]);
         }
         most[row] = prefill_row_max(m);
+    }
+}
+
+/** Scores become bits of T. COMMON: the tokens have one exponent in K, which is in scale; a product of a score and two
+ *  powers of two is exact, whichever comes first. */
+template <bool COMMON>
+CUDA_DEVICE void prefill_near_logits(int32_t (&s)[64], const prefill_parameters &v, const float (&scale)[2])
+{
+#pragma unroll
+    for (int h = 0; h < 8; ++h) {
+        const float4 unit4 = COMMON ? make_float4(1.0f, 1.0f, 1.0f, 1.0f) : v.units[4 * h];
+        const float unit[4] = {unit4.x, unit4.y, unit4.z, unit4.w};
+        const float4 exponent4 = v.exponents[4 * h];
+        const float exponent[4] = {exponent4.x, exponent4.y, exponent4.z, exponent4.w};
+#pragma unroll
+        for (int k = 0; k < 8; ++k) {
+            const int i = 8 * h + k, at = k / 4 * 2 + k % 2;
+            const float x = COMMON ? (float)s[i] : (float)s[i] * unit[at];
+            s[i] = __float_as_int(nbl_fma(x, scale[k / 2 % 2], exponent[at]));
+        }
     }
 }
 
@@ -438,7 +467,8 @@ CUDA_DEVICE void prefill_far(int32_t (&s)[64], const prefill_parameters &v, cons
         r.base[row] = r.base[row] == PREFILL_NO_BASE ? base[row] : r.base[row];
         shift[row] = -(float)(r.base[row] / PREFILL_STEPS);
     }
-    prefill_grid_logits<true>(s, v, mask, r, shift);
+    prefill_grid_logits(s, v, r, shift);
+    prefill_hide(s, mask);
     prefill_most(s, most);
     bool moves[2];
 #pragma unroll
@@ -451,7 +481,8 @@ CUDA_DEVICE void prefill_far(int32_t (&s)[64], const prefill_parameters &v, cons
     }
     if (__any_sync(FULL_WARP, moves[0] || moves[1])) {
         rescore(s);
-        prefill_grid_logits<true>(s, v, mask, r, shift);
+        prefill_grid_logits(s, v, r, shift);
+        prefill_hide(s, mask);
 #pragma unroll
         for (int i = 0; i < 64; ++i) {
             s[i] = min(s[i], PREFILL_GRID_BITS + limit);
@@ -571,27 +602,35 @@ CUDA_DEVICE void prefill_add_sum(prefill_rows &r, const float (&b)[2], float (&l
     }
 }
 
-/** What is not usual in a tile: rows without a base, a base that moves, logits far from 0. */
-template <int KD, int N>
-CUDA_DEVICE void prefill_unusual(int32_t (&s)[64], const prefill_parameters &v, const prefill_mask &mask,
-                                 prefill_rows &r, float (&o)[N], int32_t (&most)[2], int32_t (&steps)[2],
-                                 const uint8_t *q, const uint8_t *image)
+/** What a tile's scores say of its rows. */
+struct prefill_top {
+    int32_t most[2];  /**< bits of the largest t */
+    int32_t steps[2]; /**< by which it passes GRID */
+    bool unusual;     /**< of the warp: prefill_unusual must see to it */
+};
+
+/** What is not usual in a tile: rows without a base, a base that moves, logits far from 0. q is the image of the warp's
+ *  query rows. */
+template <int KD, int VD, int N>
+CUDA_DEVICE void prefill_unusual(int32_t (&s)[64], const uint8_t *q, const uint8_t *image, const prefill_row *rows,
+                                 int32_t start, prefill_rows &r, float (&o)[N], prefill_top &top)
 {
-    const uint32_t thread = ptx_thread();
-    const int32_t t = 2 * (int32_t)(thread % PREFILL_LANES);
+    const prefill_parameters v = prefill_parameters_of<KD, VD>(image);
+    const prefill_mask mask = prefill_mask_of(rows, start);
+    const int32_t t = 2 * (int32_t)(ptx_thread() % PREFILL_LANES);
     bool sees[2], far = false;
     float factor[2] = {1.0f, 1.0f};
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-        const int32_t k = prefill_steps(most[row]);
+        const int32_t k = prefill_steps(top.most[row]);
         sees[row] = max(mask.low[row] + t, 0) < min(mask.high[row] + t, (int32_t)CUDA_TILE_TOKENS);
         far = far || k > PREFILL_NEAR || (sees[row] && k < -PREFILL_NEAR && r.base[row] < PREFILL_BASE_LOW);
     }
     if (__any_sync(FULL_WARP, far)) {
-        prefill_far(s, v, mask, r, most, steps, factor,
+        prefill_far(s, v, mask, r, top.most, top.steps, factor,
                     [&](int32_t(&again)[64]) { prefill_rescore<KD>(again, q, image); });
     } else {
-        prefill_near<KD>(s, v, r, sees, most, steps, factor,
+        prefill_near<KD>(s, v, r, sees, top.most, top.steps, factor,
                          [&](int row, uint32_t token) { return prefill_score<KD>(q, image, row, token); });
     }
     if (__any_sync(FULL_WARP, factor[0] != 1.0f || factor[1] != 1.0f)) {
@@ -602,37 +641,51 @@ CUDA_DEVICE void prefill_unusual(int32_t (&s)[64], const prefill_parameters &v, 
     }
 }
 
-/** A tile's scores to packed P, b and the parts of l. q is the image of the warp's query rows. */
-template <int KD, int VD, int N, typename Ready>
-CUDA_DEVICE void prefill_softmax(int32_t (&s)[64], const uint8_t *q, const uint8_t *image, const prefill_row *rows,
-                                 int32_t start, const uint32_t *table, prefill_rows &r, float (&o)[N],
-                                 uint32_t (&packed)[16], float (&b)[2], float (&l)[2], Ready ready)
+/** A tile's scores to bits of t. */
+template <int KD, int VD>
+CUDA_DEVICE prefill_top prefill_logits(int32_t (&s)[64], const uint8_t *image, const prefill_row *rows,
+                                       const prefill_seen *seen, int32_t start, const prefill_rows &r)
 {
     constexpr int32_t limit = (int32_t)NBL_REBASE * PREFILL_STEPS;
-    constexpr int32_t least = (int32_t)NBL_WEIGHT_MIN * PREFILL_STEPS;
     const prefill_parameters v = prefill_parameters_of<KD, VD>(image);
-    const prefill_mask mask = prefill_mask_of(r, rows, start);
-    const float no_shift[2] = {0.0f, 0.0f};
-    int32_t most[2], steps[2];
+    const float common = *v.common;
+    prefill_top top;
     bool unusual = false;
-    prefill_grid_logits<false>(s, v, mask, r, no_shift);
-    prefill_most(s, most);
+    if (common != 0.0f) {
+        const float scale[2] = {r.scale[0] * common, r.scale[1] * common};
+        prefill_near_logits<true>(s, v, scale);
+    } else {
+        prefill_near_logits<false>(s, v, r.scale);
+    }
+    if (start < seen->first || start + (int32_t)CUDA_TILE_TOKENS > seen->end) {
+        prefill_hide(s, prefill_mask_of(rows, start));
+    }
+    prefill_most(s, top.most);
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-        const int32_t k = prefill_steps(most[row]);
-        steps[row] = k - r.base[row];
-        unusual = unusual || steps[row] > limit || k > PREFILL_NEAR || r.base[row] < PREFILL_BASE_LOW;
+        const int32_t k = prefill_steps(top.most[row]);
+        top.steps[row] = k - r.base[row];
+        unusual = unusual || top.steps[row] > limit || k > PREFILL_NEAR || r.base[row] < PREFILL_BASE_LOW;
     }
-    if (__any_sync(FULL_WARP, unusual)) {
-        prefill_unusual<KD>(s, v, mask, r, o, most, steps, q, image);
-    }
-    float top[2];
+    top.unusual = __any_sync(FULL_WARP, unusual);
+    return top;
+}
+
+/** Bits of t to packed P, b and the parts of l. */
+template <int KD, int VD, typename Ready>
+CUDA_DEVICE void prefill_softmax(const int32_t (&s)[64], const uint8_t *image, const prefill_top &top,
+                                 const uint32_t *table, uint32_t (&packed)[16], float (&b)[2], float (&l)[2],
+                                 Ready ready)
+{
+    constexpr int32_t least = (int32_t)NBL_WEIGHT_MIN * PREFILL_STEPS;
+    const prefill_parameters v = prefill_parameters_of<KD, VD>(image);
+    float most[2];
 #pragma unroll
     for (int row = 0; row < 2; ++row) { /* all weights of a row that is left out are 0 */
-        b[row] = prefill_tile_weight(steps[row], table);
-        top[row] = steps[row] < least ? INFINITY : __int_as_float(most[row]);
+        b[row] = prefill_tile_weight(top.steps[row], table);
+        most[row] = top.steps[row] < least ? INFINITY : __int_as_float(top.most[row]);
     }
-    prefill_weigh(s, v, top, packed, l, ready);
+    prefill_weigh(s, v, most, packed, l, ready);
 }
 
 /** O = fma(float(A), b, O) (NUM 5.4). */
@@ -747,6 +800,14 @@ CUDA_DEVICE void prefill_store_states(const attend_params &p, const prefill_item
 
 /* ------------------------------------------------------------------------------------------------ output */
 
+template <int SHARE> CUDA_DEVICE void prefill_scale(float (&y)[SHARE], float factor)
+{
+#pragma unroll
+    for (int i = 0; i < SHARE; ++i) {
+        y[i] *= factor;
+    }
+}
+
 /** Undoes v_hadamard on a row of N / 2 elements a thread (NUM 5.7, 4.1). */
 template <int SHARE> CUDA_DEVICE void prefill_hadamard_undo(float (&y)[SHARE], uint32_t n)
 {
@@ -764,18 +825,14 @@ template <int SHARE> CUDA_DEVICE void prefill_hadamard_undo(float (&y)[SHARE], u
         }
     }
     for (uint32_t h = SHARE; h < n; h *= 2u) {
-        bool is_high = (threadIdx.x % PREFILL_LANES & h / SHARE) != 0;
+        const float sign = (threadIdx.x % PREFILL_LANES & h / SHARE) != 0 ? -1.0f : 1.0f;
 #pragma unroll
         for (uint32_t i = 0; i < SHARE; ++i) {
-            float other = __shfl_xor_sync(FULL_WARP, y[i], (int)(h / SHARE));
-            y[i] = is_high ? other - y[i] : y[i] + other;
+            const float other = __shfl_xor_sync(FULL_WARP, y[i], (int)(h / SHARE));
+            y[i] = nbl_fma(y[i], sign, other); /* other + y or other - y */
         }
     }
-    float inverse = nbl_pow2(-nbl_log2_of(n));
-#pragma unroll
-    for (uint32_t i = 0; i < SHARE; ++i) {
-        y[i] *= inverse;
-    }
+    prefill_scale(y, nbl_pow2(-nbl_log2_of(n)));
 }
 
 /** Writes the thread's elements of a row, where 16 bytes at a time can be. */
@@ -827,8 +884,7 @@ CUDA_DEVICE void prefill_finish(const attend_params &p, const prefill_item &it, 
         bool is_there = first_row + g + 8u * row < it.rows;
         finish_target to = finish_target_of(&p, at.token, at.head);
         nbl_state_head head = {at.base, at.sum, at.offset, 0.0f};
-        float factor = 1.0f; /* of O for the sink, a power of two; then that of the output */
-        float inverse = 1.0f;
+        float factor = 1.0f, inverse = 1.0f; /* of O: for the sink, a power of two, and of the output */
         if (to.sink != NULL) {
             nbl_state_add_sink(&head, &factor, 1, *to.sink);
         }
@@ -837,15 +893,21 @@ CUDA_DEVICE void prefill_finish(const attend_params &p, const prefill_item &it, 
         float y[N / 2];
 #pragma unroll
         for (int i = 0; i < N / 4; ++i) {
-            y[2 * i] = o[4 * i + 2 * row] * factor * inverse;
-            y[2 * i + 1] = o[4 * i + 2 * row + 1] * factor * inverse;
+            y[2 * i] = o[4 * i + 2 * row];
+            y[2 * i + 1] = o[4 * i + 2 * row + 1];
         }
+        if (to.sink != NULL) {
+            prefill_scale(y, factor);
+        }
+        prefill_scale(y, inverse);
         if (p.v_hadamard != 0) {
             prefill_hadamard_undo(y, p.v_hadamard);
         }
+        if (__any_sync(FULL_WARP, is_empty)) {
 #pragma unroll
-        for (int i = 0; i < N / 2; ++i) {
-            y[i] = is_empty ? 0.0f : y[i];
+            for (int i = 0; i < N / 2; ++i) {
+                y[i] = is_empty ? 0.0f : y[i];
+            }
         }
         if (is_there && to.lse != NULL && t == 0) {
             *to.lse = nbl_state_lse(&head, to.lse_base2);

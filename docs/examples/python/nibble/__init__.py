@@ -40,7 +40,7 @@ class Library:
     def __init__(self, path: str | None = None) -> None:
         library = c.CDLL(path or "libnibble.so.1", mode=c.RTLD_LOCAL)
         table, error = c.POINTER(abi.nbl_api_v1)(), abi.nbl_error()
-        request = abi.nbl_api_request(abi_major=abi.ABI_MAJOR)
+        request = abi.nbl_api_request(abi_major=abi.ABI_MAJOR, abi_minor_min=abi.ABI_MINOR)
         if library.nbl_get_api(c.byref(request), c.byref(table), c.byref(error)) != 0:
             raise Error(error)
         self._table, self._slots = table.contents, {}
@@ -198,7 +198,8 @@ class Sequence:
         arguments = abi.nbl_cache_attend_args(
             flags=ATTEND_CAUSAL * causal | ATTEND_WINDOW_LEFT * (window > 0), sequences=c.pointer(self._handle),
             q_indptr=(c.c_int32 * 2)(0, shape[0]), batch=1, layer=layer, q_heads=shape[1] if len(shape) > 1 else 0,
-            q=queries.view, o=result.view, sm_scale=scale, window_left=max(window - 1, 0), stream=on)
+            q_format=self.cache.q_format, q=queries.view, o=result.view, sm_scale=scale,
+            window_left=max(window - 1, 0), stream=on)
         self.cache.call("cache_attend", c.byref(arguments))
         return out if made is None else _like(q, made)
 
@@ -207,6 +208,13 @@ class Sequence:
         tokens = c.c_uint32()
         self.cache.call("seq_length", self._handle, layer, c.byref(tokens))
         return tokens.value
+
+    def fork(self, tokens: int) -> Sequence:
+        """A new sequence that shares the first tokens."""
+        child = Sequence.__new__(Sequence)
+        child.cache, child._handle = self.cache, c.c_uint64()
+        self.cache.call("seq_fork", self._handle, tokens, c.byref(child._handle))
+        return child
 
     def truncate(self, tokens: int) -> None:
         """Drops tokens from the end."""
@@ -220,21 +228,31 @@ class Sequence:
 class Cache:
     """Managed pages for a number of sequences; keys and values of one head dimension."""
 
-    def __init__(self, device: Device, recipe: str, *, layers: int, kv_heads: int, head_dim: int, sequences: int,
+    def __init__(self, device: Device, policy: str, *, layers: int, kv_heads: int, head_dim: int, sequences: int,
                  tokens: int, page_tokens: int = 64) -> None:
+        """policy: a recipe such as "kv4", or one with rules such as "kv4,recent=256,layers=last4:kv8"."""
         self.device, self.head_dim, self._cache = device, head_dim, c.c_void_p()
-        parsed = abi.nbl_recipe()
-        device.library.call("recipe_parse", recipe.encode(), head_dim, head_dim, c.byref(parsed))
+        parsed = abi.nbl_policy()
+        device.library.call("policy_parse", policy.encode(), layers, head_dim, head_dim, c.byref(parsed))
+        self.q_format = parsed.q_format
         shape = abi.nbl_kv_shape(layers=layers, kv_heads=kv_heads, k_dim=head_dim, v_dim=head_dim,
                                  page_tokens=page_tokens, k_hadamard=parsed.k_hadamard, v_hadamard=parsed.v_hadamard,
-                                 centering=parsed.centering)
+                                 centering=parsed.centering, k_scale_rule=parsed.scale_rule,
+                                 v_scale_rule=parsed.scale_rule)
         config = abi.nbl_cache_config(shape=shape, k_format=parsed.k_format, v_format=parsed.v_format,
-                                      sink_tokens=parsed.sink_tokens, sequences_max=sequences, tokens_max=tokens)
+                                      sink_tokens=parsed.sink_tokens, sequences_max=sequences, tokens_max=tokens,
+                                      rules=parsed.rules, rule_count=parsed.rule_count)
         device.call("cache_create", c.byref(config), c.byref(self._cache))
 
     def call(self, name: str, *arguments: object) -> None:
         """A slot whose first argument is the cache."""
         self.device.library.call(name, self._cache, *arguments)
+
+    def stats(self) -> abi.nbl_cache_stats:
+        """Sizes, pages and counters."""
+        found = abi.nbl_cache_stats()
+        self.call("cache_stats", c.byref(found))
+        return found
 
     def sequence(self) -> Sequence:
         """A new, empty sequence."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes as c
 
-ABI_MAJOR = 1
+ABI_MAJOR, ABI_MINOR = 1, 1
 F32, F16, BF16 = 1, 2, 3
 STREAM_HOST, STREAM_CUDA = 0, 1
 COPY_TO_DEVICE, COPY_TO_HOST = 0, 1
@@ -58,7 +58,18 @@ class nbl_caps(Struct):
 class nbl_recipe(Struct):
     _fields_ = _HEADER + [("q_format", _u32), ("k_format", _u32), ("v_format", _u32), ("k_hadamard", _u32),
                           ("v_hadamard", _u32), ("centering", _u32), ("sink_tokens", _u32), ("reserved", _u32),
-                          ("name", c.c_char * 32)]
+                          ("name", c.c_char * 32), ("scale_rule", _u32), ("reserved_end", _u32)]
+
+
+class nbl_policy_rule(c.Structure):
+    _fields_ = [("layer_begin", _u32), ("layer_end", _u32), ("scope", _u32), ("tokens", _u32), ("k_format", _u32),
+                ("v_format", _u32), ("k_hadamard", _u32), ("v_hadamard", _u32)]
+
+
+class nbl_policy(Struct):
+    _fields_ = _HEADER + [("q_format", _u32), ("k_format", _u32), ("v_format", _u32), ("k_hadamard", _u32),
+                          ("v_hadamard", _u32), ("centering", _u32), ("sink_tokens", _u32), ("rule_count", _u32),
+                          ("rules", nbl_policy_rule * 16), ("scale_rule", _u32), ("reserved_end", _u32)]
 
 
 class nbl_kv_shape(Struct):
@@ -70,7 +81,21 @@ class nbl_kv_shape(Struct):
 class nbl_cache_config(Struct):
     _fields_ = _HEADER + [("shape", nbl_kv_shape), ("k_format", _u32), ("v_format", _u32), ("sink_tokens", _u32),
                           ("sequences_max", _u32), ("tokens_max", _u64), ("sequence_tokens_max", _u32),
-                          ("workspace_mib", _u32)]
+                          ("workspace_mib", _u32), ("center_tokens", _u32), ("prefix_roots_max", _u32),
+                          ("hash_key", _u64 * 2), ("on_event", _p), ("event_user", _p),
+                          ("rules", c.POINTER(nbl_policy_rule)), ("rule_count", _u32), ("append_tokens_max", _u32),
+                          ("host_bytes", _u64), ("file_bytes", _u64), ("file_folder", c.c_char_p)]
+
+
+class nbl_quant_stats(c.Structure):
+    _fields_ = [("vectors", _u64), ("nan_inputs", _u64), ("inf_inputs", _u64), ("saturated", _u64), ("flushed", _u64)]
+
+
+class nbl_cache_stats(Struct):
+    _fields_ = _HEADER + [("code_bytes", _u64), ("scale_bytes", _u64), ("center_bytes", _u64),
+                          ("metadata_bytes", _u64), ("workspace_bytes", _u64), ("total_bytes", _u64),
+                          ("used_bytes", _u64), ("pages_total", _u32 * 8), ("pages_used", _u32 * 8),
+                          ("region_count", _u32), ("sequences", _u32), ("tokens", _u64), ("quant", nbl_quant_stats)]
 
 
 class nbl_cache_append_args(Struct):
@@ -90,7 +115,11 @@ _SLOTS = """load runtime_destroy report_count report_get report_free status_name
             open close caps supports workspace_size kv_layout memory_alloc memory_free memory_copy check
             append attend gather copy_pages transcode merge
             recipe_parse cache_plan cache_create cache_destroy cache_stats seq_create seq_free seq_length seq_truncate
-            cache_append cache_attend""".split()
+            cache_append cache_attend
+            seq_fork seq_truncate_batch seq_drop_prefix cache_verify
+            prefix_publish prefix_match seq_adopt prefix_pin prefix_unpin prefix_clear
+            snapshot_size snapshot_write snapshot_save snapshot_read snapshot_load
+            policy_parse cache_stats_text""".split()
 
 
 class nbl_api_v1(c.Structure):
@@ -108,7 +137,9 @@ _SIGNATURES = {
     "memory_free": (_p, _p, _error),
     "memory_copy": (_p, _p, _p, _u64, _u32, nbl_stream, _error),
     "check": (_p, nbl_stream, _error),
-    "recipe_parse": (c.c_char_p, _u32, _u32, c.POINTER(nbl_recipe), _error),
+    "policy_parse": (c.c_char_p, _u32, _u32, _u32, c.POINTER(nbl_policy), _error),
+    "cache_stats": (_p, c.POINTER(nbl_cache_stats), _error),
+    "seq_fork": (_p, _u64, _u32, c.POINTER(_u64), _error),
     "cache_create": (_p, c.POINTER(nbl_cache_config), c.POINTER(_p), _error),
     "cache_destroy": (_p, _error),
     "seq_create": (_p, c.POINTER(_u64), _error),

@@ -45,7 +45,8 @@ sized_struct!(Request { abi_major: u32, abi_minor_min: u32, reserved: u32 });
 sized_struct!(LoadOptions { flags: u32, next: Handle, backend: *const c_char, backend_dir: *const c_char,
     log: Handle, log_user: Handle, client_name: *const c_char });
 sized_struct!(Recipe { flags: u32, next: Handle, q_format: u32, k_format: u32, v_format: u32, k_hadamard: u32,
-    v_hadamard: u32, centering: u32, sink_tokens: u32, reserved: u32, name: [c_char; 32] });
+    v_hadamard: u32, centering: u32, sink_tokens: u32, reserved: u32, name: [c_char; 32],
+    scale_rule: u32, reserved_end: u32 });
 sized_struct!(KvShape { flags: u32, next: Handle, layers: u32, kv_heads: u32, k_dim: u32, v_dim: u32,
     page_tokens: u32, k_hadamard: u32, v_hadamard: u32, k_scale_rule: u32, v_scale_rule: u32, centering: u32 });
 sized_struct!(CacheConfig { flags: u32, next: Handle, shape: KvShape, k_format: u32, v_format: u32,
@@ -205,6 +206,7 @@ impl Cache {
         (config.shape.k_dim, config.shape.v_dim) = (dim as u32, dim as u32);
         (config.shape.k_hadamard, config.shape.v_hadamard) = (parsed.k_hadamard, parsed.v_hadamard);
         config.shape.centering = parsed.centering;
+        (config.shape.k_scale_rule, config.shape.v_scale_rule) = (parsed.scale_rule, parsed.scale_rule);
         (config.k_format, config.v_format) = (parsed.k_format, parsed.v_format);
         (config.sink_tokens, config.sequences_max, config.tokens_max) = (parsed.sink_tokens, 1, tokens);
         let mut made = Cache { device, cache: null_mut(), sequence: 0, kv_heads, dim };

@@ -1,0 +1,790 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file decode_short.cu
+ * @brief attend for few query rows over a short cache, in one kernel: four warps per 128-token tile, a cluster of up to
+ * eight blocks per (sequence, kv head).
+ *
+ * What counts here is latency, not bytes. The tiles of a chunk depend on each other by the base B alone (NUM 5.4), and
+ * that takes their largest logits only; the sums of a tile are exact integers. So all tiles are worked on at once:
+ *
+ *     checks, page id      a warp for its 32 tokens; K, V and scales asked for
+ *     queries              while those are on their way, in every block anew
+ *     Q K                  logits of the tile to shared memory, the largest of each row and group
+ *     - barrier -          of the cluster
+ *     softmax              a row by 16 lanes: base, weights, l; P to shared memory
+ *     P V                  a warp for its 32 tokens, integer sums added up in shared memory
+ *     - barrier -          of the cluster
+ *     combine              a row by a warp: tiles and chunks in order, sink, output
+ *
+ * Base: tile k moves it only if its largest logit z is at least B + 32, for z rounds what t rounds less than that. So B
+ * is that of the chunk's first tile unless such a tile comes; then the rows that need it compute that tile's t again.
+ *
+ * Nothing goes through the workspace. A warp by itself executes an instruction in about five cycles, so instructions in
+ * a row are what takes time, not bytes; docs/performance.md has the cycles of each step.
+ */
+#include "../tile/decode_keys.cuh"
+#include "../tile/decode_load.cuh"
+#include "../tile/decode_scales.cuh"
+#include "../tile/decode_softmax.cuh"
+#include "../tile/decode_values.cuh"
+#include "../tile/launch.cuh"
+#include "../tile/query_warp.cuh"
+#include "../tile/sequence_check.cuh"
+#include "../tile/stored.cuh"
+#include "merge.h"
+#include "rowsum.h"
+
+namespace
+{
+
+constexpr uint32_t CLUSTER_MAX = 8;
+constexpr uint32_t TILES_PER_PROCESSOR = 16; /* beyond that the decode kernel is faster */
+constexpr uint32_t ROWS_MAX = 8;             /* of a kv head of a sequence */
+constexpr uint32_t ROW_BYTES = 128;
+constexpr uint32_t AT_ONCE = 4;                /* tiles whose sums are on their way together */
+constexpr uint32_t CLASSES = NBL_PARTIAL_SUMS; /* lanes of a row in the softmax; a lane has tokens j mod 16 */
+constexpr uint32_t CLASS_TOKENS = CUDA_TILE_TOKENS / CLASSES;
+constexpr uint32_t TILE_WARPS = GROUPS;
+constexpr uint32_t TILE_THREADS = 32u * TILE_WARPS;
+
+/* Tiles of a block at most: sixteen warps of 128 registers, or eight of 255. */
+template <int D, int RPL> struct most {
+    static constexpr uint32_t tiles = RPL == 1 && D <= 128 ? 4 : 2;
+};
+
+/* A row of a tile, for those who combine. */
+struct tile_row {
+    float b;       /* 0 if the tile adds nothing */
+    float sum;     /* l */
+    float base;    /* B of the chunk once the tile is in; -inf if the row sees none of its tokens */
+    float rescale; /* of what came before */
+};
+
+/* A tile in shared memory; codes come after it, but for those of K where all are 4-bit: they lie in the ring. */
+template <int D, int RPL> struct alignas(128) tile_memory : warp_memory<D, RPL> {
+    static constexpr uint32_t rows = 4u * RPL;
+    static_assert(sizeof(warp_memory<D, RPL>::ring) >= GROUPS * GROUP * D / 2u, "K fits");
+    float logit[rows][CUDA_TILE_TOKENS]; /* float(I) * 2^ek */
+    float most[rows][GROUPS];            /* largest z */
+    uint8_t weight[rows][CUDA_TILE_TOKENS];
+    tile_row row[rows];
+    int32_t sums[rows][D + 16]; /* A; a row more than D apart for the banks */
+};
+
+/* How the blocks of a call are laid out. */
+struct short_plan {
+    uint32_t blocks;     /* of a cluster */
+    uint32_t tiles_log2; /* of a block */
+    uint32_t stride;     /* bytes from tile to tile */
+    uint32_t at[2];      /* codes of K and V from the beginning of their tile */
+    uint32_t group[2];   /* bytes of a group of K, of V */
+    uint32_t is_small;   /* the device has room for the next call beside this one */
+};
+
+/* The tiles of a block. */
+template <int D, int RPL> struct tile_array {
+    uint8_t *first;
+    uint32_t stride;
+    __device__ __forceinline__ tile_memory<D, RPL> &operator[](uint32_t i) const
+    {
+        return *reinterpret_cast<tile_memory<D, RPL> *>(first + i * stride);
+    }
+};
+
+/* A block's share of the query rows, all of them. */
+struct row_memory {
+    float scale[ROWS_MAX];
+    float offset[ROWS_MAX];
+    int32_t bias[ROWS_MAX];
+    uint32_t good; /* no bad page among the block's */
+};
+static_assert(sizeof(row_memory) <= ROW_BYTES, "before the tiles");
+
+/* A warp's place and its sequence. */
+struct place {
+    uint32_t sequence;
+    uint32_t kv_head;
+    uint32_t rank;       /* of the block */
+    uint32_t blocks;     /* of the cluster */
+    uint32_t tiles_log2; /* of a block */
+    uint32_t local;      /* the warp's tile in the block, */
+    uint32_t tile;       /* in the sequence */
+    uint32_t group;
+    int32_t q_first;
+    int32_t q_len;
+    int32_t kv_len;
+    uint32_t rows;
+    uint32_t start; /* first token of the warp's group */
+};
+
+/* Block of a tile of the sequence, and place in it. */
+PTX_FN uint32_t block_of(const place &w, uint32_t tile)
+{
+    return tile >> w.tiles_log2;
+}
+
+PTX_FN uint32_t local_of(const place &w, uint32_t tile)
+{
+    return tile & ((1u << w.tiles_log2) - 1u);
+}
+
+/* Query token of a row, counted from the sequence's first; mostly there is one. */
+PTX_FN uint32_t token_of(const attend_params &p, const place &w, uint32_t row)
+{
+    return w.q_len == 1 ? 0u : row / p.group_rows;
+}
+
+PTX_FN uint32_t head_of(const attend_params &p, const place &w, uint32_t row)
+{
+    return w.kv_head * p.group_rows + row - token_of(p, w, row) * p.group_rows;
+}
+
+/* What a row sees; nothing if there is no such row. */
+PTX_FN visible_range range_of(const attend_params &p, const place &w, uint32_t row)
+{
+    visible_range none = {0, 0};
+    return row < w.rows ? visible_range_of(p, w.kv_len, (int64_t)w.kv_len - w.q_len + token_of(p, w, row)) : none;
+}
+
+/* Row i of those whose products the lane gets. */
+template <int RPL> PTX_FN uint32_t lane_row(uint32_t t, int i)
+{
+    return RPL == 1 ? t : RPL * t + (uint32_t)i;
+}
+
+/* ---------------------------------------------------------------------------------------------- loading */
+
+/* Where the codes of one kind of the warp's group lie. */
+template <int D, int RPL>
+PTX_FN const uint8_t *codes_at(const short_plan &plan, const tile_memory<D, RPL> &m, const place &w, uint32_t kind)
+{
+    return &m.ring[0][0] + plan.at[kind] + w.group * plan.group[kind];
+}
+
+/* Codes of one kind of the warp's group. */
+template <int D> PTX_FN void ask_codes(uint32_t to, uint64_t from, uint32_t kind, uint32_t format, uint32_t lane)
+{
+    if (format != NBL_INT8) {
+        asker a = {};
+        a.to[0] = place_of<128u>(lane);
+        a.to[1] = place_of<2u * D>(lane);
+        ask_4bit<D>(a, kind == 1u, to, from + lane * 16u);
+    } else if (kind == 0) {
+        ask_int8<D, 128u>(to, from + lane * 16u, lane);
+    } else {
+        ask_int8<D, 4u * D>(to, from + lane * 16u, lane);
+    }
+}
+
+/* Scale planes of one kind of the warp's group, 16 tokens a lane. */
+template <int D>
+PTX_FN void ask_scales(uint32_t to, uint64_t from, uint32_t planes, uint32_t page_tokens, uint32_t lane)
+{
+    static_assert(2 * SCALE_PLANES(D) <= 32, "a lane for half a plane");
+    const uint32_t plane = lane / 2u, half = lane % 2u * 16u;
+    if (plane < planes) {
+        ptx_cp_async_16(to + plane * CUDA_TILE_TOKENS + half,
+                        (const void *)(from + (uint64_t)plane * page_tokens + half));
+    }
+}
+
+/* Asks for the warp's group in two steps: K and all scales, then V. */
+template <int D, int RPL>
+PTX_FN void ask_group(const attend_params &p, const short_plan &plan, const place &w, tile_memory<D, RPL> &m,
+                      const cuda_region &r, uint32_t page, uint32_t lane)
+{
+    const uint32_t offset = w.start % p.pages.page_tokens;
+    const uint64_t index = page - r.first_page;
+    const uint64_t codes = (uint64_t)r.codes + index * r.code_page_stride;
+    const uint64_t scales = (uint64_t)r.scales + index * r.scale_page_stride + offset;
+    const uint32_t first = w.group * GROUP;
+    ask_scales<D>(ptx_shared_address(&m.raw[0][0][first]), scales + (uint64_t)w.kv_head * r.k_scale_head_bytes,
+                  planes_of<D>(r.k_format), p.pages.page_tokens, lane);
+    ask_scales<D>(ptx_shared_address(&m.raw[1][0][first]),
+                  scales + r.v_scale_offset + (uint64_t)w.kv_head * r.v_scale_head_bytes, planes_of<D>(r.v_format),
+                  p.pages.page_tokens, lane);
+    ask_codes<D>(ptx_shared_address(codes_at(plan, m, w, 0)),
+                 codes + (uint64_t)w.kv_head * r.k_code_head_bytes + offset * (r.k_format == NBL_INT8 ? D : D / 2u), 0,
+                 r.k_format, lane);
+    ptx_cp_async_commit();
+    ask_codes<D>(ptx_shared_address(codes_at(plan, m, w, 1)),
+                 codes + r.v_code_offset + (uint64_t)w.kv_head * r.v_code_head_bytes +
+                     offset * (r.v_format == NBL_INT8 ? D : D / 2u),
+                 1, r.v_format, lane);
+    ptx_cp_async_commit();
+}
+
+/* ---------------------------------------------------------------------------------------------- queries */
+
+PTX_FN query_source source_of(const attend_params &p, const place &w, uint32_t row)
+{
+    const bool is_there = row < w.rows;
+    const uint32_t place = is_there ? row : 0u;
+    return {w.sequence, w.kv_len, (uint32_t)w.q_first + token_of(p, w, place), head_of(p, w, place), is_there};
+}
+
+/* Canonical rows to every tile of the block, a warp for each. `x` is what the warp's first row holds: it was asked for
+ * before K and V, behind which it would have to wait. */
+template <int D, int RPL>
+PTX_FN void make_queries(const attend_params &p, const place &w, row_memory &rows, const tile_array<D, RPL> &tiles,
+                         uint32_t warp, uint32_t lane, float (&x)[D / 32])
+{
+    constexpr int E = D / 32;
+#pragma unroll 1
+    for (uint32_t row = warp; row < 4u * RPL; row += TILE_WARPS << w.tiles_log2) {
+        const query_source at = source_of(p, w, row);
+        if (row != warp) {
+            query_warp_read(p, at, lane, x);
+        }
+        const warp_query<E> q = query_warp_make(p, at, lane, x);
+        const bool is_there = at.is_there;
+        for (uint32_t i = 0; i < 1u << w.tiles_log2; ++i) {
+            query_warp_store(q, row, lane, &tiles[i].q[0][0], 16u * RPL);
+        }
+        if (lane == 0) {
+            rows.scale[row] = is_there ? q.scale : 0.0f;
+            rows.offset[row] = q.offset;
+            rows.bias[row] = q.bias;
+        }
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------- products */
+
+/* Logits of the warp's 32 tokens, and the largest z of each row. Tokens that no one sees may hold anything. */
+template <int D, int RPL>
+PTX_FN void make_logits(const attend_params &p, const place &w, const row_memory &rows, tile_memory<D, RPL> &m,
+                        const uint8_t *codes, const cuda_region &r, uint32_t lane)
+{
+    const uint32_t g = lane / 4u, t = lane % 4u, first = w.group * GROUP;
+    const uint32_t quad = w.group * (GROUP / 4u) + lane % (GROUP / 4u);
+    prepare_scales<D, RPL>(m, r.k_format, r.v_format, w.kv_len - (int32_t)(w.tile * CUDA_TILE_TOKENS + 4u * quad),
+                           quad);
+    const int32_t bias[2] = {rows.bias[lane_row<RPL>(t, 0)], rows.bias[lane_row<RPL>(t, RPL - 1)]};
+    int32_t s[2][4];
+    k_group<D, RPL>(m, codes, r.k_format, w.group, lane, bias, s);
+#pragma unroll
+    for (int i = 0; i < RPL; ++i) {
+        const uint32_t row = lane_row<RPL>(t, i);
+        const visible_range range = range_of(p, w, row);
+        float most = -INFINITY;
+#pragma unroll
+        for (uint32_t half = 0; half < 2u; ++half) {
+            const uint32_t token = first + 16u * half + 2u * g;
+            const int32_t position = (int32_t)(w.tile * CUDA_TILE_TOKENS + token);
+            const float2 scale = read_k_scales(&m.k_exponent[first + 16u * half], g);
+            const float x0 = (float)s[half][i] * scale.x, x1 = (float)s[half][2 + i] * scale.y;
+            *reinterpret_cast<float2 *>(&m.logit[row][token]) = make_float2(x0, x1);
+            const float z0 = nbl_fma(x0, rows.scale[row], m.v_grid[token] - NBL_GRID);
+            const float z1 = nbl_fma(x1, rows.scale[row], m.v_grid[token + 1u] - NBL_GRID);
+            most = position >= range.first && position < range.end ? fmaxf(most, z0) : most;
+            most = position + 1 >= range.first && position + 1 < range.end ? fmaxf(most, z1) : most;
+        }
+        most = column_max(most);
+        if (g == 0) {
+            m.most[row][w.group] = most;
+        }
+    }
+}
+
+/* P V of the warp's 32 tokens. */
+template <int D, int RPL>
+PTX_FN void add_values(const place &w, tile_memory<D, RPL> &m, const uint8_t *codes, uint32_t format, uint32_t lane)
+{
+    const uint32_t g = lane / 4u, t = lane % 4u;
+    const uint8_t *from = &m.weight[RPL == 1 ? g / 2u : g][w.group * GROUP + 4u * t];
+    const uint32_t weights[2] = {*reinterpret_cast<const uint32_t *>(from),
+                                 *reinterpret_cast<const uint32_t *>(from + 16)};
+    int32_t acc[RPL][D / 16][4] = {};
+    v_group<D, RPL>(m, codes, format, w.group, lane, weights, 0xf0f0f0f0u, acc);
+#pragma unroll
+    for (int n = 0; n < D / 16; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+#pragma unroll
+            for (int i = 0; i < RPL; ++i) {
+                const int32_t low = RPL == 1 ? acc[0][n][2 * e] : acc[0][n][2 * e + i];
+                const int32_t high = RPL == 1 ? acc[0][n][2 * e + 1] : acc[RPL - 1][n][2 * e + i];
+                atomicAdd(&m.sums[lane_row<RPL>(t, i)][16 * n + 2 * g + e], (low >> 4) + high);
+            }
+        }
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------- softmax */
+
+/* Largest over the lanes of a row. */
+PTX_FN float row_max(float x)
+{
+#pragma unroll
+    for (int distance = 1; distance < (int)CLASSES; distance *= 2) {
+        x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, distance));
+    }
+    return x;
+}
+
+/* tree(s) of NUM 5.4; lane r of a row has s_r. */
+PTX_FN float row_tree(float s)
+{
+    s = s + __shfl_xor_sync(FULL_WARP, s, 8);
+    s = s + __shfl_xor_sync(FULL_WARP, s, 1);
+    s = s + __shfl_xor_sync(FULL_WARP, s, 2);
+    return s + __shfl_xor_sync(FULL_WARP, s, 4);
+}
+
+/* What a lane needs of a tile for one row: its eight tokens, 16 apart. */
+struct class_tokens {
+    float x[CLASS_TOKENS];
+    float grid[CLASS_TOKENS]; /* ev + NBL_GRID */
+    uint32_t visible;         /* bit n */
+};
+
+/* t of the lane's tokens, -inf where not visible; the largest of the row. */
+PTX_FN float class_logits(const class_tokens &c, float scale, float base, float (&t)[CLASS_TOKENS])
+{
+    float most = -INFINITY;
+#pragma unroll
+    for (uint32_t n = 0; n < CLASS_TOKENS; ++n) {
+        t[n] = c.visible >> n & 1u ? nbl_fma(c.x[n], scale, c.grid[n] - base) : -INFINITY;
+        most = fmaxf(most, t[n]);
+    }
+    return row_max(most);
+}
+
+/* Reads them from a tile of the cluster; `tile` is its place in the sequence. */
+template <int D, int RPL>
+PTX_FN void read_class(const place &w, const tile_array<D, RPL> &tiles, uint32_t tile, uint32_t row, uint32_t j,
+                       const visible_range &range, class_tokens &c)
+{
+    const tile_memory<D, RPL> &m = tiles[local_of(w, tile)];
+    const uint32_t x = ptx_cluster_map(ptx_shared_address(&m.logit[row][j]), block_of(w, tile));
+    const uint32_t grid = ptx_cluster_map(ptx_shared_address(&m.v_grid[j]), block_of(w, tile));
+    c.visible = 0;
+#pragma unroll
+    for (uint32_t n = 0; n < CLASS_TOKENS; ++n) {
+        const int32_t position = (int32_t)(tile * CUDA_TILE_TOKENS + CLASSES * n + j);
+        c.x[n] = nbl_float_of(ptx_cluster_load_4(x + 4u * CLASSES * n));
+        c.grid[n] = nbl_float_of(ptx_cluster_load_4(grid + 4u * CLASSES * n));
+        c.visible |= (uint32_t)(position >= range.first && position < range.end) << n;
+    }
+}
+
+/* Largest z of a row in tile j % 8 of the chunk. */
+template <int D, int RPL>
+PTX_FN float chunk_most(const place &w, const tile_array<D, RPL> &tiles, uint32_t row, uint32_t j)
+{
+    const uint32_t tile = w.tile / CUDA_CHUNK_TILES * CUDA_CHUNK_TILES + j % CUDA_CHUNK_TILES;
+    if (tile >= (w.blocks << w.tiles_log2)) {
+        return -INFINITY;
+    }
+    const uint4 four =
+        ptx_cluster_load_16(ptx_cluster_map(ptx_shared_address(tiles[local_of(w, tile)].most[row]), block_of(w, tile)));
+    return fmaxf(fmaxf(nbl_float_of(four.x), nbl_float_of(four.y)), fmaxf(nbl_float_of(four.z), nbl_float_of(four.w)));
+}
+
+/* Base of the row before the warp's tile (NUM 5.4); -inf if no tile before it takes part. `z` is chunk_most of the
+ * lane. */
+template <int D, int RPL>
+PTX_FN float base_before(const place &w, const tile_array<D, RPL> &tiles, uint32_t row, uint32_t lane, float scale,
+                         const visible_range &range, float z)
+{
+    const uint32_t index = w.tile % CUDA_CHUNK_TILES, row_lane = lane & CLASSES;
+    float base = -INFINITY;
+    for (uint32_t k = 0; k < index; ++k) {
+        const float largest = __shfl_sync(FULL_WARP, z, row_lane | k);
+        const bool is_first = base == -INFINITY;
+        const bool may_move = !is_first && largest >= base + NBL_REBASE;
+        if (__any_sync(FULL_WARP, may_move)) {
+            class_tokens c;
+            float t[CLASS_TOKENS];
+            read_class(w, tiles, w.tile - index + k, row, lane % CLASSES, range, c);
+            const bool moves = class_logits(c, scale, base, t) > NBL_GRID + NBL_REBASE;
+            base = may_move && moves ? fmaxf(base, base_from(largest)) : base;
+        }
+        base = is_first && largest > -INFINITY ? base_from(largest) : base;
+    }
+    return base;
+}
+
+/* Weights and row total of the tile, given its largest t; 16 lanes for the row. */
+PTX_FN float class_weights(const class_tokens &c, const float (&t)[CLASS_TOKENS], float most, bool writes,
+                           uint8_t *weights)
+{
+    float sum = 0.0f;
+#pragma unroll
+    for (uint32_t n = 0; n < CLASS_TOKENS; ++n) {
+        const bool counts = c.visible >> n & 1u;
+        const float p = counts ? ptx_ex2(t[n] - most) : 0.0f; /* 0 below 2^-126 */
+        const float q = nbl_float_of(ptx_cvt_bf16x2(0.0f, p) << 16);
+        sum = counts ? nbl_fma(q, weight_of(c.grid[n]), sum) : sum;
+        if (writes) {
+            weights[CLASSES * n] = (uint8_t)nbl_bits_of(nbl_fma(p, NBL_P_SCALE, NBL_MAGIC));
+        }
+    }
+    return row_tree(sum);
+}
+
+/* Softmax of the warp's rows in its tile. With four rows a tile both halves of the warp do the same one. */
+template <int D, int RPL>
+PTX_FN void softmax(const attend_params &p, const place &w, const row_memory &rows, const tile_array<D, RPL> &tiles,
+                    uint32_t lane)
+{
+    const uint32_t j = lane % CLASSES;
+    const uint32_t row = RPL == 1 ? w.group : RPL * w.group + lane / CLASSES;
+    const visible_range range = range_of(p, w, row);
+    const float scale = rows.scale[row];
+    const float z = chunk_most(w, tiles, row, j);
+    const float largest = __shfl_sync(FULL_WARP, z, (lane & CLASSES) | w.tile % CUDA_CHUNK_TILES);
+    const float before = base_before(w, tiles, row, lane, scale, range, z);
+    float base = before > -INFINITY || largest == -INFINITY ? before : base_from(largest);
+    class_tokens c;
+    float t[CLASS_TOKENS];
+    read_class(w, tiles, w.tile, row, j, range, c);
+    float most = class_logits(c, scale, base, t);
+    if (__any_sync(FULL_WARP, most > NBL_GRID + NBL_REBASE)) {
+        const bool moves = most > NBL_GRID + NBL_REBASE;
+        base = moves ? fmaxf(base, base_from(largest)) : base;
+        most = class_logits(c, scale, base, t);
+#pragma unroll
+        for (uint32_t n = 0; n < CLASS_TOKENS; ++n) {
+            t[n] = moves ? fminf(t[n], NBL_GRID + NBL_REBASE) : t[n];
+        }
+        most = moves ? fminf(most, NBL_GRID + NBL_REBASE) : most;
+    }
+    tile_memory<D, RPL> &m = tiles[w.local];
+    const bool writes = RPL == 2 || lane < CLASSES;
+    const float sum = class_weights(c, t, most, writes, &m.weight[row][j]);
+    if (writes && j == 0) {
+        tile_row &out = m.row[row];
+        const bool takes_part = largest > -INFINITY;
+        out.b = takes_part && most - NBL_GRID >= NBL_WEIGHT_MIN ? nbl_grid_base(most - NBL_GRID) : 0.0f;
+        out.sum = sum;
+        out.base = takes_part ? base : -INFINITY;
+        out.rescale = takes_part && before > -INFINITY ? nbl_pow2f(before - base) : 1.0f;
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------- combining */
+
+/* A warp's row: elements E * lane.. of O. */
+template <int E> struct row_total {
+    nbl_state_head head;
+    float o[E];
+};
+
+/* Sums of the lane's elements of a row in one tile. */
+template <int D, int RPL, int E>
+PTX_FN void read_sums(const place &w, const tile_array<D, RPL> &tiles, uint32_t tile, uint32_t row, uint32_t lane,
+                      int32_t (&a)[E])
+{
+    const uint32_t at =
+        ptx_cluster_map(ptx_shared_address(&tiles[local_of(w, tile)].sums[row][E * lane]), block_of(w, tile));
+#pragma unroll
+    for (int i = 0; i < E; i += 4) {
+        if (E >= 4) {
+            const uint4 four = ptx_cluster_load_16(at + 4u * i);
+            a[i] = (int32_t)four.x, a[(i + 1) % E] = (int32_t)four.y;
+            a[(i + 2) % E] = (int32_t)four.z, a[(i + 3) % E] = (int32_t)four.w;
+        } else {
+            a[0] = (int32_t)ptx_cluster_load_4(at), a[1] = (int32_t)ptx_cluster_load_4(at + 4u);
+        }
+    }
+}
+
+/* Tiles from the first-th on, AT_ONCE of them, in order (NUM 5.4). `mine` is the row in tile `lane`. */
+template <int D, int RPL, int E>
+PTX_FN void combine_tiles(const place &w, const tile_array<D, RPL> &tiles, uint32_t first, uint32_t row, uint32_t lane,
+                          const float4 &mine, row_total<E> &chunk)
+{
+    int32_t a[AT_ONCE][E];
+#pragma unroll
+    for (uint32_t k = 0; k < AT_ONCE; ++k) {
+        read_sums<D, RPL, E>(w, tiles, min(first + k, (w.blocks << w.tiles_log2) - 1u), row, lane, a[k]);
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < AT_ONCE; ++k) {
+        const uint32_t from = (first + k) % 32u;
+        const float b = __shfl_sync(FULL_WARP, mine.x, from), l = __shfl_sync(FULL_WARP, mine.y, from);
+        const float base = __shfl_sync(FULL_WARP, mine.z, from), rescale = __shfl_sync(FULL_WARP, mine.w, from);
+        chunk.head.base = base > -INFINITY ? base : chunk.head.base;
+        chunk.head.sum *= rescale;
+        chunk.head.sum = b != 0.0f ? nbl_fma(l, b, chunk.head.sum) : chunk.head.sum;
+#pragma unroll
+        for (int i = 0; i < E; ++i) {
+            chunk.o[i] *= rescale;
+            chunk.o[i] = b != 0.0f ? nbl_fma((float)a[k][i], b, chunk.o[i]) : chunk.o[i];
+        }
+    }
+}
+
+/* Chunks of a row in order (NUM 5.6). */
+template <int D, int RPL, int E>
+PTX_FN void combine_chunks(const place &w, const tile_array<D, RPL> &tiles, uint32_t row, uint32_t lane,
+                           row_total<E> &total)
+{
+    float4 mine = make_float4(0.0f, 0.0f, -INFINITY, 1.0f);
+    if (lane < (w.blocks << w.tiles_log2)) {
+        const uint4 four = ptx_cluster_load_16(
+            ptx_cluster_map(ptx_shared_address(&tiles[local_of(w, lane)].row[row]), block_of(w, lane)));
+        mine = make_float4(nbl_float_of(four.x), nbl_float_of(four.y), nbl_float_of(four.z), nbl_float_of(four.w));
+    }
+    const uint32_t end = ((uint32_t)w.kv_len + CUDA_TILE_TOKENS - 1u) / CUDA_TILE_TOKENS;
+#pragma unroll 1
+    for (uint32_t first = 0; first < end; first += CUDA_CHUNK_TILES) {
+        row_total<E> chunk = {nbl_state_empty(total.head.offset), {}};
+        const uint32_t last = min(first + CUDA_CHUNK_TILES, end);
+#pragma unroll 1
+        for (uint32_t tile = first; tile < last; tile += AT_ONCE) {
+            combine_tiles<D, RPL, E>(w, tiles, tile, row, lane, mine, chunk);
+        }
+        nbl_state_merge(&total.head, total.o, &chunk.head, chunk.o, E);
+    }
+}
+
+/* O and LSE of a row (NUM 5.7). */
+template <int E>
+PTX_FN void finish(const attend_params &p, uint32_t token, uint32_t head, uint32_t lane, row_total<E> &total)
+{
+    if (p.sinks != NULL) {
+        nbl_state_add_sink(&total.head, total.o, E, p.sinks[head]);
+    }
+    if (p.lse.data != NULL && lane == 0) {
+        uint8_t *to = p.lse.data + (int64_t)token * p.lse.stride[0] + (int64_t)head * p.lse.stride[1];
+        *(float *)(void *)to = nbl_state_lse(&total.head, (p.flags & NBL_ATTEND_LSE_BASE2) != 0);
+    }
+    if (p.o.data == NULL) {
+        return;
+    }
+    nbl_state_output(&total.head, total.o, E, 0);
+    if (p.v_hadamard != 0) {
+        warp_hadamard(total.o, lane, p.v_hadamard);
+        const float inverse = nbl_pow2(-nbl_log2_of(p.v_hadamard));
+#pragma unroll
+        for (int i = 0; i < E; ++i) { /* zeros of a row without weight stay +0 */
+            total.o[i] = total.head.sum < 0x1p-126f ? 0.0f : total.o[i] * inverse;
+        }
+    }
+    uint8_t *to = p.o.data + (int64_t)token * p.o.stride[0] + (int64_t)head * p.o.stride[1];
+#pragma unroll
+    for (uint32_t i = 0; i < E; ++i) {
+        cuda_element_write(to + (int64_t)(E * lane + i) * p.o.stride[2], p.o.dtype, total.o[i]);
+    }
+}
+
+/* Rows go round the blocks, then their warps. Every warp arrives once at the cluster's barrier: as soon as it needs the
+ * memory of other blocks no more. */
+template <int D, int RPL>
+PTX_FN void combine(const attend_params &p, const place &w, const row_memory &rows, const tile_array<D, RPL> &tiles,
+                    uint32_t warp, uint32_t lane)
+{
+    constexpr int E = D / 32;
+    const uint32_t step = w.blocks * TILE_WARPS << w.tiles_log2;
+    uint32_t row = w.rank + w.blocks * warp;
+    const bool good = row < w.rows && __all_sync(FULL_WARP, ptx_cluster_load_4(ptx_cluster_map(
+                                                                ptx_shared_address(&rows.good), lane % w.blocks)) != 0);
+    if (!good) {
+        ptx_cluster_arrive();
+        return;
+    }
+#pragma unroll 1
+    for (; row < w.rows; row += step) {
+        row_total<E> total = {nbl_state_empty(rows.offset[row]), {}};
+        combine_chunks<D, RPL, E>(w, tiles, row, lane, total);
+        if (row + step >= w.rows) {
+            ptx_cluster_arrive();
+        }
+        finish<E>(p, (uint32_t)w.q_first + token_of(p, w, row), head_of(p, w, row), lane, total);
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------- kernel */
+
+/* The grid is blocks of a cluster, kv heads, sequences. */
+PTX_FN place place_of_warp(const short_plan &plan)
+{
+    place w;
+    const uint32_t warp = threadIdx.x / 32u;
+    w.sequence = blockIdx.z;
+    w.kv_head = blockIdx.y;
+    w.rank = blockIdx.x;
+    w.blocks = plan.blocks;
+    w.tiles_log2 = plan.tiles_log2;
+    w.local = warp / TILE_WARPS;
+    w.group = warp % TILE_WARPS;
+    w.tile = (w.rank << w.tiles_log2) + w.local;
+    w.start = w.tile * CUDA_TILE_TOKENS + w.group * GROUP;
+    return w;
+}
+
+/* Reads the sequence's lengths; false if they are bad, which all threads of the cluster find alike. */
+PTX_FN bool read_sequence(const attend_params &p, place &w)
+{
+    const sequence_lengths s = read_lengths(p, w.sequence);
+    w.q_first = s.q_first;
+    w.q_len = s.q_len;
+    w.kv_len = s.kv_len;
+    w.rows = (uint32_t)w.q_len * p.group_rows;
+    if (!s.good) {
+        report_lengths(p, w.sequence, s);
+    }
+    return s.good;
+}
+
+template <int D, int RPL>
+__global__ void __launch_bounds__(most<D, RPL>::tiles *TILE_THREADS, RPL == 1 && D <= 128 ? 2 : 1)
+    short_kernel(const __grid_constant__ attend_params p, const __grid_constant__ short_plan plan)
+{
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+    extern __shared__ __align__(128) uint4 dynamic[];
+    row_memory &rows = *(row_memory *)(void *)dynamic;
+    const tile_array<D, RPL> tiles = {(uint8_t *)dynamic + ROW_BYTES, plan.stride};
+    const uint32_t lane = threadIdx.x % 32u, warp = threadIdx.x / 32u;
+    place w = place_of_warp(plan);
+    tile_memory<D, RPL> &m = tiles[w.local];
+    for (uint32_t i = threadIdx.x % TILE_THREADS; i < sizeof m.sums / 4u; i += TILE_THREADS) {
+        (&m.sums[0][0])[i] = 0;
+    }
+    if (plan.is_small) {
+        ptx_grid_release(); /* else the next call's blocks would go where there is room, not where work is least */
+    }
+    ptx_grid_wait();
+    const uint32_t entry = w.start / p.pages.page_tokens;
+    const int32_t page = entry < p.page_table_stride ? p.page_table[(uint64_t)w.sequence * p.page_table_stride + entry]
+                                                     : -1; /* asked for before it is known whether there is one */
+    if (!read_sequence(p, w)) {
+        return;
+    }
+    const bool has_tokens = w.start < (uint32_t)w.kv_len;
+    const bool has_page = !has_tokens || check_page(p, w.sequence, entry, page);
+    const bool works = has_tokens && has_page && w.rows > 0;
+    const cuda_region &region = p.pages.regions[works ? region_of(p.pages, (uint32_t)page) : 0u];
+    float x[D / 32];
+    query_warp_read(p, source_of(p, w, warp), lane, x);
+    if (works) {
+        ask_group<D, RPL>(p, plan, w, m, region, (uint32_t)page, lane);
+    }
+    make_queries<D, RPL>(p, w, rows, tiles, warp, lane, x);
+    const bool good = check_center(p, w.sequence) && check_heads(p) && has_page;
+    const bool all_good = __syncthreads_and(good) != 0;
+    if (threadIdx.x == 0) {
+        rows.good = all_good;
+    }
+    if (works) {
+        ptx_cp_async_wait<1>();
+        __syncwarp();
+        make_logits<D, RPL>(p, w, rows, m, codes_at(plan, m, w, 0), region, lane);
+    } else if (lane < 4u * RPL) {
+        m.most[lane][w.group] = -INFINITY;
+    }
+    ptx_cluster_arrive();
+    ptx_cluster_wait();
+    softmax<D, RPL>(p, w, rows, tiles, lane);
+    __syncthreads();
+    if (works) {
+        ptx_cp_async_wait<0>();
+        __syncwarp();
+        add_values<D, RPL>(w, m, codes_at(plan, m, w, 1), region.v_format, lane);
+    }
+    ptx_cluster_arrive();
+    ptx_cluster_wait();
+    combine<D, RPL>(p, w, rows, tiles, warp, lane);
+    ptx_cluster_wait(); /* no block leaves while others read its memory */
+#endif
+}
+
+uint32_t tiles_of(const attend_params *p)
+{
+    return (p->kv_len_max + CUDA_TILE_TOKENS - 1u) / CUDA_TILE_TOKENS;
+}
+
+/* Whether some region has int8 K (0), V (1). */
+uint32_t has_int8(const attend_params *p, uint32_t kind)
+{
+    uint32_t any = 0;
+    for (uint32_t i = 0; i < p->pages.region_count; ++i) {
+        const cuda_region *r = &p->pages.regions[i];
+        any |= (kind == 0 ? r->k_format : r->v_format) == NBL_INT8;
+    }
+    return any;
+}
+
+/* As few tiles a block as a cluster allows. */
+template <int D, int RPL> short_plan plan_of(const attend_params *p)
+{
+    short_plan plan = {};
+    while (tiles_of(p) > CLUSTER_MAX << plan.tiles_log2) {
+        plan.tiles_log2++;
+    }
+    plan.blocks = 1;
+    while (tiles_of(p) > plan.blocks << plan.tiles_log2) {
+        plan.blocks *= 2u;
+    }
+    plan.is_small = (uint64_t)p->batch * p->kv_heads * (plan.blocks << plan.tiles_log2) <= p->processors;
+    plan.stride = sizeof(tile_memory<D, RPL>);
+    for (uint32_t kind = 0; kind < 2u; ++kind) {
+        const uint32_t wide = has_int8(p, kind), bytes = GROUP * D / 2u * (wide + 1u);
+        plan.group[kind] = bytes;
+        if (kind == 1u || wide) {
+            plan.at[kind] = plan.stride;
+            plan.stride += GROUPS * bytes;
+        }
+    }
+    return plan;
+}
+
+template <int D, int RPL> uint32_t bytes_of(const short_plan &plan)
+{
+    return ROW_BYTES + (plan.stride << plan.tiles_log2);
+}
+
+/* Largest shared memory of a block that any call needs. */
+template <int D, int RPL> constexpr uint32_t bytes_most()
+{
+    return ROW_BYTES + most<D, RPL>::tiles * (sizeof(tile_memory<D, RPL>) + 2u * CUDA_TILE_TOKENS * D);
+}
+
+template <int D, int RPL> int fits(const attend_params *p)
+{
+    static_assert(bytes_most<D, RPL>() <= 227u * 1024u, "a block of sm_90 has no more");
+    const short_plan plan = plan_of<D, RPL>(p);
+    return 1u << plan.tiles_log2 <= most<D, RPL>::tiles && bytes_of<D, RPL>(plan) <= p->shared_bytes;
+}
+
+template <int D, int RPL> cudaError_t launch(const attend_params *p, cudaStream_t stream)
+{
+    const short_plan plan = plan_of<D, RPL>(p);
+    const uint32_t bytes = bytes_of<D, RPL>(plan);
+    cudaError_t error =
+        cudaFuncSetAttribute(short_kernel<D, RPL>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    return error != cudaSuccess ? error
+                                : launch_clusters(short_kernel<D, RPL>, dim3(plan.blocks, p->kv_heads, p->batch),
+                                                  TILE_THREADS << plan.tiles_log2, bytes, plan.blocks, stream, p, plan);
+}
+
+} // namespace
+
+extern "C" int nbl_cuda_short_supports(const attend_params *p)
+{
+    const uint64_t units = (uint64_t)p->batch * p->kv_heads;
+    if (p->capability < 90u || p->state_head.data != NULL || p->range_begin != 0 || p->range_end != UINT32_MAX ||
+        tiles_of(p) == 0 || units * tiles_of(p) > TILES_PER_PROCESSOR * (uint64_t)p->processors ||
+        !nbl_cuda_decode_supports(p)) {
+        return 0;
+    }
+    const int few = p->q_len_max * p->group_rows <= 4u;
+    switch (p->k_dim) {
+    case 64: return few ? fits<64, 1>(p) : fits<64, 2>(p);
+    case 128: return few ? fits<128, 1>(p) : fits<128, 2>(p);
+    default: return few ? fits<256, 1>(p) : fits<256, 2>(p);
+    }
+}
+
+extern "C" cudaError_t nbl_cuda_attend_short(const attend_params *p, cudaStream_t stream)
+{
+    const int few = p->q_len_max * p->group_rows <= 4u;
+    switch (p->k_dim) {
+    case 64: return few ? launch<64, 1>(p, stream) : launch<64, 2>(p, stream);
+    case 128: return few ? launch<128, 1>(p, stream) : launch<128, 2>(p, stream);
+    default: return few ? launch<256, 1>(p, stream) : launch<256, 2>(p, stream);
+    }
+}

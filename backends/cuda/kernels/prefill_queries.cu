@@ -1,0 +1,285 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file prefill_queries.cu
+ * @brief Query rows of a prefill to canonical form (NUM 5.1): what prepare does for other calls, for many rows.
+ *
+ * A block takes every gridDim.x-th run of rows of a unit: row i is query token i / group, head i % group of the kv
+ * head.
+ * All rows of a unit share centre and channel shifts, so that those are looked up once. A lane has 32 elements of a row
+ * (tile/vector32.cuh), and loads those of its next row while it works on the one at hand. What NUM 3.1 corrects is so
+ * large that it shows after the transforms; only then the row is read again and corrected.
+ */
+#include "../tile/launch.cuh"
+#include "../tile/quantize32.cuh"
+#include "prefill.h"
+
+#define THREADS 128u
+#define WARPS (THREADS / WARP_LANES)
+#define BLOCKS_PER_PROCESSOR (4u - BLOCKS_FEWER)
+#define WAVES 4u
+#define ROUNDS 4u /* runs of rows that a block has at least, where there are as many */
+#define HALF_CHUNKS (VECTOR32 / 8u)
+
+namespace
+{
+
+/* Shared memory of a block. */
+struct memory {
+    channel_tables tables;
+};
+
+/* The unit and its rows as a lane sees them. */
+struct unit {
+    cuda_sequence sequence;
+    uint32_t sequence_index;
+    uint32_t kv_head;
+    uint32_t rows;
+    float center_unit;              /* 2^Emu */
+    uint32_t center[VECTOR32 / 4u]; /* codes of the centre at the lane's elements */
+    bool halves;                    /* rows of 16-bit elements, side by side and aligned */
+};
+
+/* A row of the unit. */
+struct row_place {
+    uint32_t token;
+    uint32_t head;
+    const uint8_t *at;
+};
+
+CUDA_DEVICE row_place row_of(const attend_params &p, const unit &u, uint32_t i)
+{
+    row_place row;
+    row.token = (uint32_t)u.sequence.q_first + i / p.group_rows;
+    row.head = u.kv_head * p.group_rows + i % p.group_rows;
+    row.at = p.q.data + (int64_t)row.token * p.q.stride[0] + (int64_t)row.head * p.q.stride[1];
+    return row;
+}
+
+/* The lane's elements of row i as they lie in memory, if they are halves; zeros where there are none. */
+CUDA_DEVICE void fetch(const attend_params &p, const unit &u, const team32 &team, uint32_t i,
+                       uint4 (&chunks)[HALF_CHUNKS])
+{
+    const bool there = u.halves && i < u.rows && team.vector < team.per_warp;
+    const uint8_t *at = there ? row_of(p, u, i).at + 2u * VECTOR32 * team.b : NULL;
+#pragma unroll
+    for (uint32_t k = 0; k < HALF_CHUNKS; ++k) {
+        const bool inside = there && team.b * VECTOR32 + 8u * k < p.k_dim; /* dimensions are multiples of 8 */
+        chunks[k] = inside ? *(const uint4 *)(const void *)(at + 16u * k) : make_uint4(0, 0, 0, 0);
+    }
+}
+
+/* Shifts and rotation (NUM 4.5, 4.1). */
+CUDA_DEVICE void transform(const attend_params &p, const memory &m, const team32 &team, float (&x)[VECTOR32])
+{
+    if (p.centers.shifts != NULL) {
+        vector32_scale(x, &m.tables, team.b);
+    }
+    vector32_hadamard(x, team.b, p.k_hadamard);
+}
+
+/* The lane's elements of row i with NUM 3.1 and the transforms applied. */
+CUDA_DEVICE void read_carefully(const attend_params &p, const memory &m, const unit &u, const team32 &team, uint32_t i,
+                                float (&x)[VECTOR32])
+{
+    block16_counts ignored = {0, 0, 0};
+    const bool there = i < u.rows && team.vector < team.per_warp;
+    vector32_read(&p.q, row_of(p, u, there ? i : 0u).at, there ? p.k_dim : 0u, team.b, x);
+    vector32_sanitize(x, &ignored);
+    transform(p, m, team, x);
+}
+
+/* Largest value of a team, in all its lanes. */
+CUDA_DEVICE uint32_t team_max(const team32 &team, uint32_t value)
+{
+    if (team.size != 4u) {
+        return team32_max(team, value);
+    }
+    value = max(value, __shfl_xor_sync(FULL_WARP, value, 1));
+    return max(value, __shfl_xor_sync(FULL_WARP, value, 2));
+}
+
+/* Sum over a team, in its first lane. */
+CUDA_DEVICE int32_t team_sum(const team32 &team, int32_t value)
+{
+    const int32_t own = value;
+    for (uint32_t k = 1; k < team.size; ++k) {
+        value += __shfl_down_sync(FULL_WARP, own, k);
+    }
+    return value;
+}
+
+/* Largest magnitude of the lane's elements, as bits; a NaN is larger than anything. */
+CUDA_DEVICE uint32_t largest_of(const float (&x)[VECTOR32])
+{
+    float largest[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR32; ++i) {
+        largest[i % 4u] = ptx_max_nan(largest[i % 4u], fabsf(x[i]));
+    }
+    return nbl_bits_of(ptx_max_nan(ptx_max_nan(largest[0], largest[1]), ptx_max_nan(largest[2], largest[3])));
+}
+
+/* Four codes, in the low bytes of four numbers, as a word. */
+CUDA_DEVICE uint32_t code_word(const uint32_t (&bits)[4])
+{
+    return ptx_prmt(ptx_prmt(bits[0], bits[1], 0x0040u), ptx_prmt(bits[2], bits[3], 0x0040u), 0x5410u);
+}
+
+/* q8 (NUM 3.2): the lane's codes, four to a word; the exponent is returned. `vector` is the row's largest magnitude. */
+CUDA_DEVICE int32_t quantize_q8(float (&x)[VECTOR32], float vector, uint32_t (&words)[VECTOR32 / 4u])
+{
+    const int32_t e = nbl_exponent_for(vector, (float)NBL_INT8_CODE_MAX, NBL_E_MIN, NBL_E_MAX);
+    const float inverse = nbl_pow2(-e);
+    const float limit = (float)NBL_INT8_CODE_MAX * nbl_pow2(e);
+    if (__any_sync(FULL_WARP, vector > limit)) { /* only with the largest exponent */
+#pragma unroll
+        for (uint32_t i = 0; i < VECTOR32; ++i) {
+            x[i] = clamp_finite(x[i], limit);
+        }
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR32 / 4u; ++i) {
+        uint32_t bits[4];
+#pragma unroll
+        for (uint32_t j = 0; j < 4u; ++j) { /* the product is exact, the code in the low byte */
+            bits[j] = nbl_bits_of(nbl_fma(x[4u * i + j], inverse, NBL_MAGIC));
+        }
+        words[i] = code_word(bits);
+    }
+    return e;
+}
+
+/* q4 (NUM 3.4, 2.4), likewise. A lane is a block; `own` is its largest magnitude. */
+CUDA_DEVICE int32_t quantize_q4(const float (&x)[VECTOR32], float own, const team32 &team,
+                                uint32_t (&words)[VECTOR32 / 4u])
+{
+    int32_t e = nbl_mxfp4_block_exponent(&own, 1, NBL_RULE_OPTIMAL);
+    const int32_t most = (int32_t)team_max(team, (uint32_t)(e - NBL_BLOCK_E_MIN)) + NBL_BLOCK_E_MIN;
+    e = max(e, most - NBL_BLOCK_E_SPREAD);
+    const int32_t least = NBL_BLOCK_E_MAX - (int32_t)team_max(team, (uint32_t)(NBL_BLOCK_E_MAX - e));
+    const float inverse = nbl_pow2(-e), unit = nbl_pow2(e - least + 1);
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR32 / 4u; ++i) {
+        uint32_t bits[4];
+#pragma unroll
+        for (uint32_t j = 0; j < 4u; ++j) {
+            const float y = nbl_e2m1_round(clamp_finite(x[4u * i + j] * inverse, NBL_E2M1_MAX));
+            bits[j] = nbl_bits_of(nbl_fma(y, unit, NBL_MAGIC)); /* the product is exact, the code in the low byte */
+        }
+        words[i] = code_word(bits);
+    }
+    return least - 1;
+}
+
+/* Codes and what else is to be known of row i to the workspace; all lanes of the warp call it. */
+CUDA_DEVICE void store(const attend_params &p, const unit &u, const team32 &team, uint32_t i,
+                       const uint32_t (&words)[VECTOR32 / 4u], int32_t exponent)
+{
+    int32_t dot = 0;
+    if (p.centers.codes != NULL) {
+#pragma unroll
+        for (uint32_t k = 0; k < VECTOR32 / 4u; ++k) {
+            dot = ptx_dp4a_ss((int32_t)words[k], (int32_t)u.center[k], dot);
+        }
+        dot = team_sum(team, dot);
+    }
+    if (i >= u.rows || team.vector >= team.per_warp) {
+        return;
+    }
+    const row_place row = row_of(p, u, i);
+    const uint64_t index = (uint64_t)row.token * p.q_heads + row.head;
+    uint4 *to = (uint4 *)(void *)(p.codes + index * p.k_dim_padded + VECTOR32 * team.b);
+    to[0] = make_uint4(words[0], words[1], words[2], words[3]);
+    to[1] = make_uint4(words[4], words[5], words[6], words[7]);
+    if (team.b == 0) {
+        cuda_query query;
+        query.scale = p.c * nbl_pow2(exponent - nbl_log2_of(p.k_hadamard));
+        query.offset = 0.0f;
+        query.bias = 0; /* of decode alone */
+        query.sequence = (int32_t)u.sequence_index;
+        if (p.centers.codes != NULL && u.sequence.kv_len > 0) { /* NUM 5.7 */
+            query.offset = (float)dot * u.center_unit * query.scale;
+        }
+        p.queries[index] = query;
+    }
+}
+
+/* The unit of the block; its tables are filled. */
+CUDA_DEVICE unit unit_of(const attend_params &p, memory &m, const team32 &team)
+{
+    const uint32_t number = p.first_unit + blockIdx.y;
+    block16_centering centering = {NULL, NULL, NULL};
+    unit u = {};
+    u.sequence_index = number / p.kv_heads;
+    u.kv_head = number % p.kv_heads;
+    u.sequence = p.sequences[u.sequence_index];
+    u.rows = (uint32_t)u.sequence.q_len * p.group_rows;
+    u.halves = p.q.dtype != NBL_F32 && tensor_is_wide(&p.q);
+    if (u.rows > 0 && p.centering) {
+        centering = block16_centering_of(&p.centers, u.sequence_index, p.kv_heads, u.kv_head, p.k_dim, p.status);
+        channel_tables_fill(&m.tables, centering, p.k_dim, -1);
+    }
+    if (centering.codes != NULL) {
+        u.center_unit = nbl_pow2(nbl_e8m0_decode_slot(*centering.exponent));
+        for (uint32_t k = 0; k < VECTOR32; ++k) {
+            const uint32_t d = team.b * VECTOR32 + k;
+            const uint32_t code = d < p.k_dim ? (uint8_t)centering.codes[d] : 0u;
+            u.center[k / 4u] |= code << (8u * (k % 4u));
+        }
+    }
+    return u;
+}
+
+template <bool Q4>
+__global__ void __launch_bounds__(THREADS, BLOCKS_PER_PROCESSOR)
+    prefill_queries_kernel(const __grid_constant__ attend_params p)
+{
+    __shared__ memory m;
+    const team32 team = team32_of(p.k_dim);
+    ptx_grid_wait();
+    ptx_grid_release();
+    const unit u = unit_of(p, m, team);
+    __syncthreads();
+    const uint32_t stride = gridDim.x * WARPS * team.per_warp;
+    uint32_t first = (blockIdx.x * WARPS + threadIdx.x / WARP_LANES) * team.per_warp;
+    uint4 chunks[HALF_CHUNKS];
+    fetch(p, u, team, first + team.vector, chunks);
+    for (; first < u.rows; first += stride) {
+        const uint32_t i = first + team.vector;
+        float x[VECTOR32];
+        uint32_t words[VECTOR32 / 4u];
+        if (u.halves) {
+            vector32_take((const uint8_t *)chunks, p.q.dtype, x);
+            fetch(p, u, team, i + stride, chunks);
+            transform(p, m, team, x);
+        } else {
+            read_carefully(p, m, u, team, i, x);
+        }
+        uint32_t own = largest_of(x);
+        /* An element beyond the limit leaves one of at least 2^-NBL_SHIFT_MAX of it, rounding left aside. */
+        if (__any_sync(FULL_WARP, own > nbl_bits_of(NBL_INPUT_MAX * 0x1p-8f))) {
+            read_carefully(p, m, u, team, i, x);
+            own = largest_of(x);
+        }
+        const int32_t exponent = Q4 ? quantize_q4(x, nbl_float_of(own), team, words)
+                                    : quantize_q8(x, nbl_float_of(team_max(team, own)), words);
+        store(p, u, team, i, words, exponent);
+    }
+}
+
+template <bool Q4> cudaError_t launch(const attend_params *p, cudaStream_t stream)
+{
+    const uint32_t run = ROUNDS * WARPS * team32_per_warp(p->k_dim);
+    const uint32_t rows = p->q_len_max * p->group_rows;
+    const uint32_t most = (p->processors * BLOCKS_PER_PROCESSOR * WAVES + p->units - 1u) / p->units;
+    const uint32_t blocks = (rows + run - 1u) / run;
+    return launch_after(prefill_queries_kernel<Q4>, dim3(blocks < most ? blocks : most, p->units), THREADS, 0, stream,
+                        p);
+}
+
+} // namespace
+
+extern "C" cudaError_t nbl_cuda_prefill_queries(const attend_params *p, cudaStream_t stream)
+{
+    return p->q_format == NBL_Q4 ? launch<true>(p, stream) : launch<false>(p, stream);
+}

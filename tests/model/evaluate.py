@@ -1,0 +1,260 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluation of recipes and policies on a real model: perplexity and KL, behaviour, stress. `./dev eval` runs it.
+
+Every measurement is a cell; its result is kept in OUT/cells and not computed again, so that a run can be stopped and
+started at any time. At the end all cells become OUT/*.csv and OUT/eval.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+import behaviour
+import corpus
+import runner
+import scores
+import stress
+from capture import locate_model
+from gemma3 import Array, Model
+from tensorfile import bf16_to_fp32, round_bf16
+
+BF16, UNQUANTIZED = "bf16", "unquantized"
+MAIN = ["kv8", "k4v8", "kv4", "mxkv4", "qk4v8"]  # measured on every text
+BLOCKS = ["mxfp4_16/mxfp4_16", "int8/int4p", "int8/mxfp4", "int8/mxfp4_16", "mxfp4/int8",
+          "mxfp4_16/int8"]  # block size; V only, K only (int4p/int8 is k4v8)
+TRANSFORMS = ["kv4,sinks=0", "kv4,center=0", "kv4,center=1", "kv4,center=2", "kv4,hadamard=0", "kv4,hadamard=32",
+              "kv4,vhadamard=0"]
+WINDOWS = ["kv4,recent=128", "kv4,recent=256", "mxkv4,recent=128"]
+LAYERS = ["kv4,layers=first6:kv8", "kv4,layers=6-11:kv8", "kv4,layers=last6:kv8"]
+FLOATS = ["nvfp4", "nvfp4_4over6"]  # slow on the simulator, which models tensor cores: the short text only
+
+
+class Evaluation:
+    """The model, the device, and the cells."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self.out = args, args.out
+        (self.out / "cells").mkdir(parents=True, exist_ok=True)
+        self.model = Model(locate_model(args.gguf, args.model_dir), keep=True)
+        self.device = runner.nibble.Device(args.backend, threads=args.threads, library=str(args.library))
+        self.tokenizer = self.model.tokenizer()
+        self.bases: dict[str, scores.Base] = {}
+        self.queue: list[tuple[str, Callable[[], dict]]] = []
+
+    def say(self, text: str, end: str = "\n") -> None:
+        """A line of progress."""
+        print(text, end=end, flush=True, file=sys.stderr)
+
+    def add(self, name: str, function: Callable[[], dict]) -> None:
+        """One more cell, if it is asked for."""
+        if re.search(self.args.match, name):
+            self.queue.append((name, function))
+
+    def path(self, name: str) -> Path:
+        """Where a cell is kept."""
+        return self.out / "cells" / (name.replace("/", "+").replace(" ", "_") + ".json")
+
+    def run(self) -> None:
+        """All cells that are not on file, in order."""
+        todo = [cell for cell in self.queue if not self.path(cell[0]).exists()]
+        self.say(f"eval: {len(self.queue)} measurements, {len(self.queue) - len(todo)} of them on file")
+        started = time.monotonic()
+        for done, (name, function) in enumerate(todo):
+            begin = time.monotonic()
+            result = function()
+            result["seconds"] = round(time.monotonic() - begin, 1)
+            self.path(name).write_text(json.dumps(result, indent=1) + "\n")
+            left = (time.monotonic() - started) / (done + 1) * (len(todo) - done - 1)
+            self.say(f"[{done + 1}/{len(todo)}] {name}: {brief(result)} ({result['seconds']} s, about "
+                     f"{left / 60:.0f} min left)")
+
+    def results(self) -> dict[str, dict]:
+        """The cells on file."""
+        return {name: json.loads(self.path(name).read_text()) for name, _ in self.queue if self.path(name).exists()}
+
+    def tokens(self, text: str, count: int) -> list[int]:
+        """The begin marker and the first pieces of a text, after its front matter."""
+        body = corpus.read(self.args.corpus, text)[3000:]
+        return [self.model.bos, *self.tokenizer.encode(body[:count * 8])][:count]
+
+    def base(self, text: str, count: int) -> scores.Base:
+        """The unquantized run, kept on file."""
+        key = f"{text}-{count}"
+        if key not in self.bases:
+            tokens, path = self.tokens(text, count), self.out / f"base-{key}.npz"
+            if path.exists():
+                kept = np.load(path)
+                made = scores.Base(tokens, kept["hidden"], float(kept["perplexity"]), kept["pieces"],
+                                   float(kept["outside"]))
+            else:
+                self.say(f"eval: unquantized run of {key}")
+                hidden = runner.prefill(self.model, runner.Exact(self.model), tokens)
+                made = scores.make_base(self.model, tokens, hidden, self.args.vocabulary)
+                np.savez(path, hidden=hidden, perplexity=made.perplexity, pieces=made.pieces, outside=made.outside)
+            self.bases = {key: made}
+        return self.bases[key]
+
+    def hidden(self, policy: str, tokens: list[int], chunk: int, head: int) -> tuple[Array, float]:
+        """Hidden states with the policy's cache, and its bits per element of K and V."""
+        cache = runner.open_cache(self.device, self.model, policy, 1, len(tokens))
+        try:
+            out = runner.prefill(self.model, runner.Paged(self.model, cache), tokens, chunk, head)
+            return out, 8 * cache.stats().used_bytes / (2 * self.model.layers * len(tokens) * self.model.kv_heads
+                                                        * self.model.head_dim)
+        finally:
+            cache.close()
+
+    def perplexity(self, text: str, count: int, policy: str, first: int = 0, chunk: int = runner.CHUNK) -> dict:
+        """Round 1: one policy on one text, scored from position first on, which is where chunks begin."""
+        base = self.base(text, count)
+        hidden, bits = self.hidden(policy, base.tokens, chunk, first or runner.FIRST_CHUNK)
+        found = scores.compare(self.model, base, {policy: hidden}, first)
+        kl = found[policy]["kl"]
+        edges = [e for e in (0, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768) if first <= e < first + len(kl)]
+        by_position = [{"from": a, "to": b, "kl": float(kl[a - first:b - first].mean())}
+                       for a, b in zip(edges, [*edges[1:], first + len(kl)])]
+        return {"text": text, "length": count, "first": first, "policy": policy, "bits": bits,
+                "base_perplexity": float(np.exp(found["base"]["nll"].mean())), "outside": base.outside,
+                **scores.summary(found["base"], found[policy]), "late": late(found, policy, count, first),
+                "by_position": by_position}
+
+    def validation(self, text: str, count: int) -> dict:
+        """The bf16 recipe against the unquantized run, and against one whose Q, K and V are rounded to bf16."""
+        base = self.base(text, count)
+        hidden, _ = self.hidden(BF16, base.tokens, runner.CHUNK, runner.FIRST_CHUNK)
+        rounded = runner.prefill(self.model, runner.Exact(self.model, lambda x: bf16_to_fp32(round_bf16(x))),
+                                 base.tokens)
+        found = scores.compare(self.model, base, {"bf16": hidden, "rounded": rounded})
+        embedding = self.model.embedding(base.pieces)
+        gap = np.abs((hidden - rounded) @ embedding.T)
+        spread = (rounded @ embedding.T).std()
+        return {"text": text, "length": count, "kl_bf16": float(found["bf16"]["kl"].mean()),
+                "kl_rounded": float(found["rounded"]["kl"].mean()), "logit_gap_mean": float(gap.mean()),
+                "logit_gap_max": float(gap.max()), "logit_deviation": float(spread),
+                **scores.summary(found["base"], found["bf16"])}
+
+
+def late(found: dict, policy: str, count: int, first: int) -> dict[str, float]:
+    """Summary of the second half of the text."""
+    return scores.summary(*({k: v[count // 2 - first:] for k, v in found[name].items()} for name in ("base", policy)))
+
+
+def brief(result: dict) -> str:
+    """The figures of a cell that tell most."""
+    if "rise_percent" in result:
+        return f"{result['rise_percent']:+.2f} +- {result['rise_error']:.2f} %, KL {result['kl']:.5f}"
+    return ", ".join(f"{k} {v:.4g}" for k, v in result.items() if isinstance(v, float) and k != "seconds")
+
+
+def plan_round1(e: Evaluation, length: int, quick: bool) -> None:
+    """Perplexity and KL."""
+    def add(text: str, count: int, policy: str, *how: int) -> None:
+        e.add(" ".join(["perplexity", text, str(count), policy, *(["decoded"] if how else [])]),
+              lambda: e.perplexity(text, count, policy, *how))
+
+    e.add("validation prose 512", lambda: e.validation("prose", 512))
+    for policy in ["nvfp4", "kv4"] if quick else [*FLOATS, "kv4", "mxkv4"]:
+        add("prose", 512, policy)
+    for policy in MAIN:
+        add("prose", length, policy)
+    for policy in WINDOWS[:1] if quick else WINDOWS:  # as in decoding: chunks are short beside the window
+        add("prose", length, policy, length // 2, 64)
+    for policy in [] if quick else BLOCKS + TRANSFORMS + LAYERS:
+        add("prose", length, policy)
+    for policy in [] if quick else MAIN:
+        add("technical", length, policy)
+
+
+def plan_round2(e: Evaluation, length: int, quick: bool) -> None:
+    """Recall and repetition."""
+    policies = [UNQUANTIZED, "kv4"] if quick else [UNQUANTIZED, "kv8", "kv4", "kv4,recent=128", "mxkv4", "qk4v8"]
+    for policy in policies:
+        e.add(f"recall {length} {policy}", lambda p=policy: behaviour.recall(e, length, p, e.args.contexts))
+    for policy in policies:
+        e.add(f"repetition {policy}", lambda p=policy: behaviour.repetition(e, p, 16 if quick else e.args.new_tokens))
+
+
+def plan_round3(e: Evaluation, length: int, quick: bool) -> None:
+    """Lengths, layers, concurrency."""
+    e.add("layers", lambda: stress.layers(e, length))
+    e.add("kernel lengths", lambda: stress.kernel(e, length, [4096] if quick else [2048, 8192, 32768, 131072]))
+    e.add("concurrency", lambda: stress.concurrency(e, length, *((4, 1024) if quick else (16, 8192))))
+
+
+def plan_sweep(e: Evaluation, _length: int, quick: bool) -> None:
+    """Longer texts."""
+    for policy in [] if quick else ["kv4,recent=128", "kv4", "kv8"]:
+        for count in e.args.sweep:
+            e.add(f"perplexity technical {count} {policy} decoded",
+                  lambda n=count, p=policy: e.perplexity("technical", n, p, n // 2, 64))
+
+
+def write_tables(out: Path, results: dict[str, dict]) -> None:
+    """CSV by kind of measurement, and everything as JSON."""
+    tables: dict[str, list[dict]] = {}
+    for name, result in results.items():
+        kind = name.split()[0]
+        if "rows" in result:
+            tables.setdefault(kind, []).extend(result["rows"])
+            continue
+        flat = {k: v for k, v in result.items() if not isinstance(v, (list, dict)) and k != "seconds"}
+        flat |= {f"late_{k}": v for k, v in result.get("late", {}).items()}
+        tables.setdefault(kind, []).append(flat)
+        for row in result.get("by_position", []):
+            tables.setdefault("position", []).append({**{k: result[k] for k in ("text", "length", "policy")}, **row})
+    for kind, rows in tables.items():
+        columns = list(dict.fromkeys(k for row in rows for k in row))
+        with (out / f"{kind}.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, columns, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
+    (out / "eval.json").write_text(json.dumps(results, indent=1) + "\n")
+    print("\n".join(f"{out / kind}.csv: {len(rows)} rows" for kind, rows in tables.items()))
+
+
+def main() -> None:
+    """Command line."""
+    p = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    p.add_argument("--quick", action="store_true", help="short texts and few policies: minutes")
+    p.add_argument("--only", default="1,3,2,4",
+                   help="in this order: 1 perplexity, 2 behaviour, 3 stress, 4 longer texts")
+    p.add_argument("--match", default="", metavar="REGEX", help="only measurements of such names")
+    p.add_argument("--out", type=Path, default=Path("build/eval"))
+    p.add_argument("--corpus", type=Path, default=Path("build/corpus"))
+    p.add_argument("--library", type=Path, default=Path("build/lib/libnibble.so.1"))
+    p.add_argument("--tool", type=Path, default=Path("build/bin/nibble"))
+    p.add_argument("--gguf", type=Path, help="a GGUF of Gemma 3 (default: the package's)")
+    p.add_argument("--model-dir", type=Path, default=Path("build/model"))
+    p.add_argument("--backend", default="sim")
+    p.add_argument("--threads", type=int, default=0)
+    p.add_argument("--length", type=int, default=2048, help="tokens of a text in rounds 1 and 2")
+    p.add_argument("--sweep", type=lambda text: [int(n) for n in text.split(",")], default=[4096, 8192],
+                   help="tokens of the longer texts of round 3, at most 32768 for Gemma 3 270M")
+    p.add_argument("--contexts", type=int, default=2, help="of recall, eight needles each")
+    p.add_argument("--new-tokens", type=int, default=96, help="generated per prompt, of eight, for repetition")
+    p.add_argument("--vocabulary", type=int, default=32768, help="pieces that are scored (tests/model/scores.py)")
+    args = p.parse_args()
+    if args.quick:
+        args.out, args.length = args.out / "quick", 512
+    e = Evaluation(args)
+    plans = {"1": plan_round1, "2": plan_round2, "3": plan_round3, "4": plan_sweep}
+    for number in args.only.split(","):
+        plans[number](e, args.length, args.quick)
+    try:
+        e.run()
+    finally:
+        write_tables(args.out, e.results())
+
+
+if __name__ == "__main__":
+    main()
