@@ -41,9 +41,6 @@ constexpr uint32_t CLUSTER_MAX = 8;
 constexpr uint32_t TILES_PER_PROCESSOR = 16; /* beyond that the decode kernel is faster */
 constexpr uint32_t ROWS_MAX = 8;             /* of a kv head of a sequence */
 constexpr uint32_t ROW_BYTES = 128;
-constexpr uint32_t AT_ONCE = 4;                /* tiles whose sums are on their way together */
-constexpr uint32_t CLASSES = NBL_PARTIAL_SUMS; /* lanes of a row in the softmax; a lane has tokens j mod 16 */
-constexpr uint32_t CLASS_TOKENS = CUDA_TILE_TOKENS / CLASSES;
 constexpr uint32_t TILE_WARPS = GROUPS;
 constexpr uint32_t TILE_THREADS = 32u * TILE_WARPS;
 
@@ -99,6 +96,12 @@ struct row_memory {
     uint32_t good; /* no bad page among the block's */
 };
 static_assert(sizeof(row_memory) <= ROW_BYTES, "before the tiles");
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900 /* clusters */
+
+constexpr uint32_t AT_ONCE = 4;                /* tiles whose sums are on their way together */
+constexpr uint32_t CLASSES = NBL_PARTIAL_SUMS; /* lanes of a row in the softmax; a lane has tokens j mod 16 */
+constexpr uint32_t CLASS_TOKENS = CUDA_TILE_TOKENS / CLASSES;
 
 /* A warp's place and its sequence. */
 struct place {
@@ -629,6 +632,8 @@ PTX_FN bool read_sequence(const attend_params &p, place &w)
     }
     return s.good;
 }
+
+#endif
 
 template <int D, int RPL>
 __global__ void __launch_bounds__(most<D, RPL>::tiles *TILE_THREADS, RPL == 1 && D <= 128 ? 2 : 1)

@@ -68,6 +68,8 @@ struct work {
     cuda_sequence at;
 };
 
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
 __device__ visible_range range_of(const attend_params &p, const work &w, uint32_t row)
 {
     visible_range r = visible_range_of(p, w.at.kv_len, (int64_t)w.at.kv_len - w.at.q_len + row / p.group_rows);
@@ -100,8 +102,6 @@ __device__ bool find_work(const attend_params &p, uint32_t blocks, work *w)
     w->tile_end = max((end + CUDA_TILE_TOKENS - 1u) / CUDA_TILE_TOKENS, w->tile_first);
     return true;
 }
-
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 /* ------------------------------------------------------------------------------------------------ loading */
 

@@ -260,6 +260,7 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
         wgmma_commit();
         prefill_add_sum(r, b, l);
         wgmma_wait<1>();
+        __syncwarp(); /* one lane arrives for the reads of all */
         if (threadIdx.x % 32u == 0) {
             ptx_mbarrier_arrive(ptx_shared_address(&m.stage_empty[stage]));
         }
