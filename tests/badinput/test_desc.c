@@ -3,8 +3,8 @@
 
 #define BAD_DESC(name, text, ...) BAD(badinput_desc, name, supports, desc, NBL_E_INVALID, text, __VA_ARGS__)
 
-BAD_DESC(op_none, "op is 0 (allowed: 1 to 6)", w.desc.op = 0)
-BAD_DESC(op_unknown, "op is 7", w.desc.op = 7)
+BAD_DESC(op_none, "op is 0 (allowed: 1 to 7)", w.desc.op = 0)
+BAD_DESC(op_unknown, "op is 8", w.desc.op = 8)
 BAD_DESC(shape_null, "nbl_kv_shape", w.desc.shape = NULL)
 BAD_DESC(shape_bad, "shape.k_dim is 12", w.shape.k_dim = 12)
 BAD_DESC(k_format, "k_format is 9", w.desc.k_format = 9)

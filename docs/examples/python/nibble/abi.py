@@ -119,7 +119,7 @@ _SLOTS = """load runtime_destroy report_count report_get report_free status_name
             seq_fork seq_truncate_batch seq_drop_prefix cache_verify
             prefix_publish prefix_match seq_adopt prefix_pin prefix_unpin prefix_clear
             snapshot_size snapshot_write snapshot_save snapshot_read snapshot_load
-            policy_parse cache_stats_text""".split()
+            policy_parse cache_stats_text append_coded""".split()
 
 
 class nbl_api_v1(c.Structure):

@@ -64,10 +64,10 @@ pub struct TensorView { data: *mut c_void, dtype: u32, rank: u32, shape: [u64; 5
 #[repr(C)]
 pub struct Stream { kind: u32, device: i32, handle: Handle }
 
-/// Sizes of version 1.0, as abi/include/nibble/nibble_asserts.h publishes them.
+/// Sizes as abi/include/nibble/nibble_asserts.h publishes them; of the table those slots that version 1.0 has.
 const _: () = {
     assert!(size_of::<ErrorText>() == 504 && size_of::<Request>() == 16 && size_of::<LoadOptions>() == 56);
-    assert!(size_of::<Recipe>() == 80 && size_of::<KvShape>() == 56 && size_of::<CacheConfig>() == 104);
+    assert!(size_of::<Recipe>() == 88 && size_of::<KvShape>() == 56 && size_of::<CacheConfig>() == 104);
     assert!(size_of::<AppendArgs>() == 248 && size_of::<AttendArgs>() == 400 && size_of::<TensorView>() == 96);
     assert!(size_of::<Api>() == 288);
 };
