@@ -10,6 +10,7 @@
 #include "floatgrid.h"
 #include "fp4.h"
 #include "page.h"
+#include "row_tile.h"
 
 static uint64_t aligned(uint64_t bytes)
 {
@@ -213,34 +214,6 @@ void sim_float_dot_pv(const sim_float_call *call, const sim_float_scratch *s, co
 
 /* ------------------------------------------------------------------------------------------------ softmax */
 
-static int is_visible(const sim_row_tile *row, uint32_t t)
-{
-    return (int)((row->visible[t / 64u] >> (t % 64u)) & 1u);
-}
-
-/* B from the visible tokens of a tile (NUM 5.4). */
-static float base_of(const sim_row_tile *row)
-{
-    float most = -INFINITY;
-    for (uint32_t t = 0; t < row->groups * SIM_GROUP; ++t) {
-        float z = nbl_fma(row->x[t], row->scale, row->a[t]);
-        most = is_visible(row, t) && z > most ? z : most;
-    }
-    return nbl_clamp_f32(nbl_ceil(most), -NBL_LOGIT_MAX, NBL_LOGIT_MAX);
-}
-
-/* t of every token, at most `limit`; the largest of a visible one is returned. */
-static float grid_logits(const sim_row_tile *row, float base, float limit, float *out)
-{
-    float most = -INFINITY;
-    for (uint32_t t = 0; t < row->groups * SIM_GROUP; ++t) {
-        float value = nbl_fma(row->x[t], row->scale, (row->a[t] - base) + NBL_FLOAT_GRID);
-        out[t] = value < limit ? value : limit;
-        most = is_visible(row, t) && out[t] > most ? out[t] : most;
-    }
-    return most;
-}
-
 /* P of a token in the type of V, and what it adds to the denominator (NUM 6.4, 7.3). */
 static uint16_t weight_of(uint32_t type, float u, float *value)
 {
@@ -260,19 +233,19 @@ sim_softmax sim_float_softmax(const sim_float_call *call, sim_float_scratch *s, 
     const float limit = NBL_FLOAT_GRID + (call->v_type == NBL_MMA_E4M3 ? 0.0f : NBL_FLOAT_REBASE);
     float t[SIM_TILE];
     float *sums = s->sums + (uint64_t)row * NBL_PARTIAL_SUMS;
-    sim_softmax out = {first ? base_of(view) : base, 1.0f, 0.0f, 0.0f, 0};
-    if (grid_logits(view, out.base, INFINITY, t) > limit) {
-        float moved = fmaxf(out.base, base_of(view));
+    sim_softmax out = {first ? sim_row_base(view) : base, 1.0f, 0.0f, 0.0f, 0};
+    if (sim_row_logits(view, out.base, NBL_FLOAT_GRID, INFINITY, t) > limit) {
+        float moved = fmaxf(out.base, sim_row_base(view));
         out.rescale = nbl_pow2f(out.base - moved);
         out.base = moved;
-        grid_logits(view, moved, limit, t);
+        sim_row_logits(view, moved, NBL_FLOAT_GRID, limit, t);
         for (uint32_t i = 0; i < NBL_PARTIAL_SUMS; ++i) {
             sums[i] *= out.rescale;
         }
     }
     for (uint32_t i = 0; i < view->groups * SIM_GROUP; ++i) {
         float value = 0.0f;
-        uint16_t bits = is_visible(view, i) ? weight_of(call->v_type, t[i] - NBL_FLOAT_GRID, &value) : 0;
+        uint16_t bits = sim_row_sees(view, i) ? weight_of(call->v_type, t[i] - NBL_FLOAT_GRID, &value) : 0;
         sums[i % NBL_PARTIAL_SUMS] += value;
         put_half(s->p, (uint64_t)row * SIM_TILE + i, call->v_type, bits);
     }

@@ -5,8 +5,8 @@
  *
  * A tile register holds 16 rows of 64 bytes. Sixteen query rows (or rows of P) stand in one, and 16 quads of a line of
  * K or V (isa.h) in another: those lie in memory as TDPBxxD wants them. Two by two of them give 32 rows times 32 tokens
- * or elements: four products of 16 cycles each from four loads of 8. At D = 128 a row and a token take half a cycle in
- * Q K and in P V; converting and scaling the sums takes as long.
+ * or elements: four products of 16 cycles each from four loads of 8. At D = 128 that is an eighth of a cycle for a row
+ * and a token in Q K, and as much in P V.
  */
 #include "avx512.h"
 
@@ -174,8 +174,8 @@ const sim_isa sim_isa_amx = {
     .dot_qk = dot_qk,
     .softmax = sim_avx512_softmax,
     .dot_pv = dot_pv,
-    .coded_rows = 8,
-    .coded_formats = 1u << NBL_INT8 | 1u << NBL_MXFP4 | 1u << NBL_MXFP4_16 | 1u << NBL_INT4P,
+    .coded_rows = CODED_ROWS,
+    .coded_formats = CODED_FORMATS,
     .coded_weights = sim_avx512_coded_weights,
     .coded_qk = sim_avx512_coded_qk,
     .coded_pv = sim_avx512_coded_pv,

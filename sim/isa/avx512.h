@@ -14,6 +14,10 @@
 #define LINE 64u  /* bytes of a register */
 #define HALVES 2u /* registers per group of 32 tokens */
 
+/* What the loops over stored codes take: coded_rows and coded_formats of the tables. */
+#define CODED_ROWS 8u
+#define CODED_FORMATS (1u << NBL_INT8 | 1u << NBL_MXFP4 | 1u << NBL_MXFP4_16 | 1u << NBL_INT4P)
+
 /* Entries of the table that live in other files. */
 void sim_avx512_coded_qk(const sim_coded *k, const sim_rows *q, float *x);
 void sim_avx512_coded_pv(const sim_coded *v, const uint8_t *p, float *const *o, const float *b, uint32_t rows);

@@ -4,7 +4,7 @@
  * @brief The hot loops in plain C: the reference that every other table overrides.
  */
 #include "exp2grid.h"
-#include "isa.h"
+#include "row_tile.h"
 #include "rowsum.h"
 
 #include <string.h>
@@ -89,52 +89,24 @@ static void dot_qk(const sim_tile *tile, const sim_rows *rows, float *x)
     }
 }
 
-static int is_visible(const sim_row_tile *row, uint32_t t)
-{
-    return (int)((row->visible[t / 64u] >> (t % 64u)) & 1u);
-}
-
-/* max z over the visible tokens, as the base made from it. */
-static float base_of(const sim_row_tile *row)
-{
-    float most = -INFINITY;
-    for (uint32_t t = 0; t < row->groups * SIM_GROUP; ++t) {
-        float z = nbl_fma(row->x[t], row->scale, row->a[t]);
-        most = is_visible(row, t) && z > most ? z : most;
-    }
-    return nbl_clamp_f32(nbl_ceil(most), -NBL_LOGIT_MAX, NBL_LOGIT_MAX);
-}
-
-/* t of every visible token, at most `limit`; the largest is returned. */
-static float grid_logits(const sim_row_tile *row, float base, float limit, float *out)
-{
-    float most = -INFINITY;
-    for (uint32_t t = 0; t < row->groups * SIM_GROUP; ++t) {
-        float value = nbl_fma(row->x[t], row->scale, (row->a[t] - base) + NBL_GRID);
-        out[t] = value < limit ? value : limit;
-        most = is_visible(row, t) && out[t] > most ? out[t] : most;
-    }
-    return most;
-}
-
 static sim_softmax softmax(const sim_row_tile *row, float base, int first, uint8_t *p)
 {
     float t[SIM_TILE];
     float sums[NBL_PARTIAL_SUMS] = {0};
-    sim_softmax out = {first ? base_of(row) : base, 1.0f, 0.0f, 0.0f, 0};
-    float most = grid_logits(row, out.base, INFINITY, t);
+    sim_softmax out = {first ? sim_row_base(row) : base, 1.0f, 0.0f, 0.0f, 0};
+    float most = sim_row_logits(row, out.base, NBL_GRID, INFINITY, t);
     if (most > NBL_GRID + NBL_REBASE) {
-        float moved = fmaxf(out.base, base_of(row));
+        float moved = fmaxf(out.base, sim_row_base(row));
         out.rescale = nbl_pow2f(out.base - moved);
         out.base = moved;
-        most = grid_logits(row, moved, NBL_GRID + NBL_REBASE, t);
+        most = sim_row_logits(row, moved, NBL_GRID, NBL_GRID + NBL_REBASE, t);
     }
     if (most - NBL_GRID < NBL_WEIGHT_MIN) {
         out.left_out = 1;
         return out;
     }
     for (uint32_t i = 0; i < row->groups * SIM_GROUP; ++i) {
-        float e = is_visible(row, i) ? nbl_grid_exp2(t[i] - most) : 0.0f;
+        float e = sim_row_sees(row, i) ? nbl_grid_exp2(t[i] - most) : 0.0f;
         p[i] = (uint8_t)nbl_grid_weight(e);
         sums[i % NBL_PARTIAL_SUMS] = nbl_fma(nbl_grid_q(e), row->weight[i], sums[i % NBL_PARTIAL_SUMS]);
     }

@@ -303,11 +303,16 @@ Test(coded, codes_of_append_come_back)
     lab_finish(&l);
 }
 
-static void expect_invalid(engine *x, const nbl_append_coded_args *a, const char *text)
+static void expect_refusal(engine *x, const nbl_append_coded_args *a, nbl_status status, const char *text)
 {
     nbl_error err = NBL_INIT(nbl_error);
-    lab_expect(x->t.lab->api->append_coded(x->t.lab->device, a, &err), NBL_E_INVALID, text, &err);
+    lab_expect(x->t.lab->api->append_coded(x->t.lab->device, a, &err), status, text, &err);
     cr_assert(strstr(err.message, text) != NULL, "\"%s\" does not say \"%s\"", err.message, text);
+}
+
+static void expect_invalid(engine *x, const nbl_append_coded_args *a, const char *text)
+{
+    expect_refusal(x, a, NBL_E_INVALID, text);
 }
 
 Test(coded, refusals)
@@ -318,7 +323,14 @@ Test(coded, refusals)
     engine_init(&x, &l, REFUSED_SEED);
     cr_assert(x.t.tokens > 0 && x.sides[0].is_given && x.sides[1].is_given && x.layout == NBL_SCALES_128X4 &&
               x.sides[0].format == NBL_NVFP4 && x.sides[1].format == NBL_NVFP4);
+    expect_invalid(&x, NULL, "args is NULL");
     nbl_append_coded_args a = args_of(&x);
+    a.struct_size = 8;
+    expect_refusal(&x, &a, NBL_E_ABI, "struct_size is 8");
+    a = args_of(&x);
+    a.pool = NULL;
+    expect_invalid(&x, &a, "pool is NULL");
+    a = args_of(&x);
     a.scale_layout = 2;
     expect_invalid(&x, &a, "scale_layout is 2");
     a = args_of(&x);
