@@ -61,6 +61,7 @@ typedef struct lab {
     nbl_runtime *runtime;
     nbl_device *device;
     nbl_stream stream;
+    const char *profile; /**< of the float core's bits */
     uint32_t run;
     uint32_t unsupported;
     char reason[480]; /**< of the first case that is not supported */

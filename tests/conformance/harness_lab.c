@@ -100,7 +100,7 @@ static void load(lab *l)
 }
 
 /* The profile whose bits the float core of a device has: a GPU's own, or the one asked for of the simulator. */
-static void use_profile(const nbl_caps *caps)
+static const char *use_profile(const nbl_caps *caps)
 {
     static const char *const families[][2] = {
         {"sm_8", "sm_80"}, {"sm_9", "sm_90"}, {"sm_10", "sm_100"}, {"sm_12", "sm_120"}};
@@ -111,6 +111,7 @@ static void use_profile(const nbl_caps *caps)
             profile = families[i][1];
     }
     cr_assert(oracle_set_profile(profile), "no profile %s for %s", profile, caps->isa);
+    return profile;
 }
 
 static void read_stream(lab *l)
@@ -118,7 +119,7 @@ static void read_stream(lab *l)
     nbl_caps caps = NBL_INIT(nbl_caps);
     nbl_error err = NBL_INIT(nbl_error);
     lab_expect(l->api->caps(l->device, &caps, &err), NBL_OK, "caps", &err);
-    use_profile(&caps);
+    l->profile = use_profile(&caps);
     l->stream.kind = caps.stream_kind;
     if (caps.stream_kind == NBL_STREAM_CUDA)
         l->stream.handle = NBL_STREAM_CUDA_PER_THREAD;

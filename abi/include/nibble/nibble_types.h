@@ -19,8 +19,8 @@
 extern "C" {
 #endif
 
-/** Bit-exactness contract (docs/numerics.md). Runtime and backend must agree. 0 is the draft before version 1. */
-#define NBL_NUMERICS_VERSION 0u
+/** Bit-exactness contract: the version of docs/numerics.md. Runtime and backend must agree. */
+#define NBL_NUMERICS_VERSION 1u
 /** Page layout contract (docs/formats.md). Runtime and backend must agree. */
 #define NBL_LAYOUT_VERSION 1u
 
