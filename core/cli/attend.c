@@ -132,7 +132,7 @@ static bool ends_with(const char *text, const char *suffix)
 static int check_out(const char *out, nbl_fault *fault)
 {
     if (!out || ends_with(out, ".npy") || ends_with(out, ".safetensors"))
-        return NBL_EXIT_OK;
+        return nbl_file_check_out(out, fault);
     return nbl_fault_set(fault, NBL_EXIT_USAGE, "--out: \"%.300s\" ends neither in .npy nor in .safetensors", out);
 }
 

@@ -11,6 +11,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+enum { TEMPORARY_BYTES = 4096 };
+
 static int file_fault(nbl_fault *fault, const char *path, const char *what)
 {
     return nbl_fault_set(fault, NBL_EXIT_INPUT, "%.400s: %s: %s", path, what, strerror(errno));
@@ -69,6 +71,18 @@ void nbl_file_free(nbl_file *file)
     *file = (nbl_file){0};
 }
 
+bool nbl_file_line(const nbl_file *file, uint64_t *at, const char **out_text, uint64_t *out_bytes)
+{
+    if (*at >= file->size)
+        return false;
+    const char *text = (const char *)file->bytes + *at;
+    const char *end = memchr(text, '\n', file->size - *at);
+    *out_text = text;
+    *out_bytes = end ? (uint64_t)(end - text) : file->size - *at;
+    *at += *out_bytes + 1;
+    return true;
+}
+
 static bool write_parts(FILE *stream, const nbl_part *parts, uint32_t count)
 {
     bool written = true;
@@ -77,15 +91,42 @@ static bool write_parts(FILE *stream, const nbl_part *parts, uint32_t count)
     return fclose(stream) == 0 && written;
 }
 
+/* Creates the temporary file beside path. */
+static int open_temporary(const char *path, char temporary[TEMPORARY_BYTES], FILE **out_stream, nbl_fault *fault)
+{
+    int length = snprintf(temporary, TEMPORARY_BYTES, "%s.tmp%ld", path, (long)getpid());
+    if (length < 0 || length >= TEMPORARY_BYTES)
+        return nbl_fault_set(fault, NBL_EXIT_USAGE, "--out: path of %zu bytes is too long", strlen(path));
+    *out_stream = fopen(temporary, "wbx");
+    if (!*out_stream)
+        return nbl_fault_set(fault, NBL_EXIT_FAILED, "--out: cannot create %.400s: %s", temporary, strerror(errno));
+    return NBL_EXIT_OK;
+}
+
+int nbl_file_check_out(const char *path, nbl_fault *fault)
+{
+    char temporary[TEMPORARY_BYTES];
+    struct stat status;
+    FILE *stream = NULL;
+    if (!path)
+        return NBL_EXIT_OK;
+    if (stat(path, &status) == 0 && S_ISDIR(status.st_mode))
+        return nbl_fault_set(fault, NBL_EXIT_USAGE, "--out: %.400s is a directory", path);
+    int code = open_temporary(path, temporary, &stream, fault);
+    if (code != NBL_EXIT_OK)
+        return code;
+    fclose(stream);
+    unlink(temporary);
+    return NBL_EXIT_OK;
+}
+
 int nbl_file_write(const char *path, const nbl_part *parts, uint32_t count, nbl_fault *fault)
 {
-    char temporary[4096];
-    int length = snprintf(temporary, sizeof temporary, "%s.tmp%ld", path, (long)getpid());
-    if (length < 0 || (size_t)length >= sizeof temporary)
-        return nbl_fault_set(fault, NBL_EXIT_USAGE, "--out: path of %zu bytes is too long", strlen(path));
-    FILE *stream = fopen(temporary, "wbx");
-    if (!stream)
-        return nbl_fault_set(fault, NBL_EXIT_FAILED, "--out: cannot create %.400s: %s", temporary, strerror(errno));
+    char temporary[TEMPORARY_BYTES];
+    FILE *stream = NULL;
+    int code = open_temporary(path, temporary, &stream, fault);
+    if (code != NBL_EXIT_OK)
+        return code;
     if (write_parts(stream, parts, count) && rename(temporary, path) == 0)
         return NBL_EXIT_OK;
     int error = errno;

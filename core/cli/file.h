@@ -28,11 +28,17 @@ int nbl_file_read(const char *path, nbl_file *out_file, nbl_fault *fault);
 /** Frees the bytes. */
 void nbl_file_free(nbl_file *file);
 
+/** The line of a file that begins at *at, without its end, which *at is moved past. False at the end of the file. */
+bool nbl_file_line(const nbl_file *file, uint64_t *at, const char **out_text, uint64_t *out_bytes);
+
 /** A run of bytes to be written. */
 typedef struct nbl_part {
     const void *bytes;
     uint64_t size;
 } nbl_part;
+
+/** Says whether nbl_file_write could write there, before the work that makes what is to be written. NULL is fine. */
+int nbl_file_check_out(const char *path, nbl_fault *fault);
 
 /** Writes the parts as one file, through a temporary name beside it: an old file stays until all is written. */
 int nbl_file_write(const char *path, const nbl_part *parts, uint32_t count, nbl_fault *fault);

@@ -14,7 +14,9 @@ static void print_usage(FILE *stream)
     fprintf(stream, "usage: nibble COMMAND [options]\n\n");
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
         fprintf(stream, "  %-10s %s\n", commands[i]->name, commands[i]->summary);
-    fprintf(stream, "\nnibble COMMAND --help lists a command's options; nibble --version prints the version.\n%s",
+    fprintf(stream,
+            "\nnibble COMMAND --help (or nibble help COMMAND) lists a command's options; nibble --version prints the "
+            "version.\n%s",
             NBL_EXIT_TEXT);
 }
 
@@ -27,22 +29,32 @@ static const nbl_command *find_command(const char *name)
     return NULL;
 }
 
+static int run_command(const char *name, int argc, char **argv, nbl_fault *fault)
+{
+    const nbl_command *command = find_command(name);
+    if (command)
+        return command->run(argc, argv, fault);
+    return nbl_fault_set(fault, NBL_EXIT_USAGE, "unknown command \"%.64s\" (see nibble --help)", name);
+}
+
 static int dispatch(int argc, char **argv, nbl_fault *fault)
 {
     const char *word = argc > 1 ? argv[1] : "";
-    if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0 || strcmp(word, "help") == 0) {
+    bool help = strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0 || strcmp(word, "help") == 0;
+    if (help && argc == 2) {
         print_usage(stdout);
         return NBL_EXIT_OK;
+    }
+    if (help) { /* nibble help COMMAND */
+        char option[] = "--help", *arguments[] = {argv[2], option, NULL};
+        return run_command(argv[2], 2, arguments, fault);
     }
     if (strcmp(word, "--version") == 0) {
         printf("nibble %s\n", NIBBLE_VERSION);
         return NBL_EXIT_OK;
     }
-    const nbl_command *command = find_command(word);
-    if (command)
-        return command->run(argc - 1, argv + 1, fault);
     if (argc > 1)
-        return nbl_fault_set(fault, NBL_EXIT_USAGE, "unknown command \"%.64s\" (see nibble --help)", word);
+        return run_command(word, argc - 1, argv + 1, fault);
     print_usage(stderr);
     return NBL_EXIT_USAGE;
 }

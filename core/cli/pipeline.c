@@ -64,14 +64,14 @@ static int policy_file_read(const char *path, char text[NBL_POLICY_TEXT_MAX], nb
         return code;
     uint32_t lines = 0;
     bool fits = memchr(file.bytes, '\0', file.size) == NULL;
-    for (uint64_t at = 0, end; at < file.size; at = end + 1) {
-        for (end = at; end < file.size && file.bytes[end] != '\n'; end++)
-            ;
-        if (end == at || file.bytes[at] == '#')
+    const char *line;
+    uint64_t at = 0, bytes;
+    while (nbl_file_line(&file, &at, &line, &bytes)) {
+        if (bytes == 0 || line[0] == '#')
             continue;
-        fits = fits && end - at < NBL_POLICY_TEXT_MAX && lines++ == 0;
+        fits = fits && bytes < NBL_POLICY_TEXT_MAX && lines++ == 0;
         if (fits)
-            snprintf(text, NBL_POLICY_TEXT_MAX, "%.*s", (int)(end - at), (const char *)file.bytes + at);
+            snprintf(text, NBL_POLICY_TEXT_MAX, "%.*s", (int)bytes, line);
     }
     nbl_file_free(&file);
     return fits && lines == 1

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "file.h"
 #include "output.h"
 #include "serve.h"
 
@@ -148,21 +149,34 @@ static int trace_line(sim *s, const char *line, uint32_t number, nbl_fault *faul
     return NBL_EXIT_OK;
 }
 
-static int trace_read(sim *s, nbl_fault *fault)
+static int trace_lines(sim *s, const nbl_file *file, nbl_fault *fault)
 {
-    char line[256];
+    const char *text;
+    uint64_t at = 0, bytes;
     int code = NBL_EXIT_OK;
-    FILE *file = fopen(s->values->trace, "r");
-    if (!file)
-        return nbl_fault_set(fault, NBL_EXIT_INPUT, "%.200s: cannot be opened", s->values->trace);
-    s->requests = nbl_alloc(REQUESTS_MAX, sizeof *s->requests, fault);
-    if (!s->requests)
-        code = NBL_EXIT_FAILED;
-    for (uint32_t number = 1; code == NBL_EXIT_OK && fgets(line, sizeof line, file); number++)
+    for (uint32_t number = 1; code == NBL_EXIT_OK && nbl_file_line(file, &at, &text, &bytes); number++) {
+        char line[256];
+        if (bytes >= sizeof line || memchr(text, '\0', bytes))
+            return nbl_fault_set(fault, NBL_EXIT_INPUT, "%.200s:%u: a line of over %zu bytes, or a zero byte in it",
+                                 s->values->trace, number, sizeof line - 1);
+        memcpy(line, text, bytes);
+        line[bytes] = '\0';
         code = trace_line(s, line, number, fault);
+    }
     if (code == NBL_EXIT_OK && s->request_count == 0)
         code = nbl_fault_set(fault, NBL_EXIT_INPUT, "%.200s: no request", s->values->trace);
-    fclose(file);
+    return code;
+}
+
+static int trace_read(sim *s, nbl_fault *fault)
+{
+    nbl_file file = {0};
+    int code = nbl_file_read(s->values->trace, &file, fault);
+    if (code != NBL_EXIT_OK)
+        return code;
+    s->requests = nbl_alloc(REQUESTS_MAX, sizeof *s->requests, fault);
+    code = s->requests ? trace_lines(s, &file, fault) : NBL_EXIT_FAILED;
+    nbl_file_free(&file);
     return code;
 }
 

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "session.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 int nbl_session_api(const nbl_api_v1 **out_api, nbl_fault *fault)
 {
@@ -142,9 +144,17 @@ static int open_session(nbl_session *session, const nbl_session_options *options
 
 int nbl_session_check(const nbl_session_options *options, nbl_fault *fault)
 {
-    if (options->backend_dir && options->backend_dir[0] != '/')
+    struct stat status;
+    const char *directory = options->backend_dir;
+    if (!directory)
+        return NBL_EXIT_OK;
+    if (directory[0] != '/')
         return nbl_fault_set(fault, NBL_EXIT_USAGE, "--backend-dir: \"%.300s\" is not an absolute directory",
-                             options->backend_dir);
+                             directory);
+    if (stat(directory, &status) != 0)
+        return nbl_fault_set(fault, NBL_EXIT_USAGE, "--backend-dir: \"%.300s\": %s", directory, strerror(errno));
+    if (!S_ISDIR(status.st_mode))
+        return nbl_fault_set(fault, NBL_EXIT_USAGE, "--backend-dir: \"%.300s\" is not a directory", directory);
     return NBL_EXIT_OK;
 }
 

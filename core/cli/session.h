@@ -53,7 +53,7 @@ typedef struct nbl_session {
 /** Gets the application table. */
 int nbl_session_api(const nbl_api_v1 **out_api, nbl_fault *fault);
 
-/** Says whether the options can be used at all: a relative --backend-dir cannot. */
+/** Says whether the options can be used at all: --backend-dir must be an absolute directory that is there. */
 int nbl_session_check(const nbl_session_options *options, nbl_fault *fault);
 
 /** Loads a backend and opens its device; NBL_EXIT_BACKEND and a fault if that is not possible, NBL_EXIT_USAGE if it

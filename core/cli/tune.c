@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /** @file tune.c @brief Searches the policy with the least measured error for a budget of bits, or the reverse. */
+#include "file.h"
 #include "input.h"
 #include "output.h"
 #include "pipeline.h"
@@ -445,17 +446,19 @@ static int result_print(search *s, nbl_fault *fault)
 {
     char policy[POLICY_BYTES];
     (void)policy_write(s, s->best, policy); /* it was measured, so it fits */
-    int code = s->values->out ? policy_save(s, policy, fault) : NBL_EXIT_OK;
-    if (code == NBL_EXIT_OK && s->values->json)
+    int code = NBL_EXIT_OK;
+    if (s->values->json)
         code = nbl_json_print(
             json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:O}", "policy", policy, "bits", nbl_json_real(s->best->bits),
                       "error", nbl_json_real(s->best->error), "model_layers", nbl_json_uint(s->layers), "kv",
                       nbl_json_uint(s->values->kv_tokens), "layers", json_layers(s, fault), "steps", s->steps),
             fault);
-    else if (code == NBL_EXIT_OK) {
+    else {
         nbl_table_print(&s->table);
         printf("policy: %s\n", policy);
     }
+    if (code == NBL_EXIT_OK && s->values->out) /* last: what a long search found is on the screen if this fails */
+        code = policy_save(s, policy, fault);
     if (code == NBL_EXIT_OK && !isnan(s->values->max_error) && !(s->best->error <= s->values->max_error))
         code = nbl_fault_set(fault, NBL_EXIT_FAILED, "--max-error: %g is not reached; the best policy found has %.6f",
                              s->values->max_error, s->best->error);
@@ -559,7 +562,8 @@ static int values_check(const tune_values *values, search *s, nbl_fault *fault)
     if (isnan(values->bits) == isnan(values->max_error))
         return nbl_fault_set(fault, NBL_EXIT_USAGE, "--bits, --max-error: exactly one budget is needed, %s given",
                              isnan(values->bits) ? "none" : "both");
-    return nbl_recipes_split("recipes", values->recipes, &s->recipes, fault);
+    int code = nbl_recipes_split("recipes", values->recipes, &s->recipes, fault);
+    return code == NBL_EXIT_OK ? nbl_file_check_out(values->out, fault) : code;
 }
 
 static int tune_run(int argc, char **argv, nbl_fault *fault)

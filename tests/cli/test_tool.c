@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The tool from outside: exit codes, messages, JSON, files. */
 #include <criterion/criterion.h>
+#include <glob.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "harness.h"
@@ -51,6 +53,11 @@ Test(tool, help_and_version)
         tool_free(&help);
     }
     tool_free(&top);
+    tool_result option = TOOL("plan", "--help"), word = TOOL("help", "plan");
+    cr_assert(word.exit_code == 0 && strcmp(word.out, option.out) == 0, "help plan: %s%s", word.out, word.err);
+    tool_free(&option);
+    tool_free(&word);
+    assert_run(TOOL("help", "frobnicate"), 2, "nibble: unknown command \"frobnicate\" (see nibble --help)\n");
     tool_result version = TOOL("--version");
     cr_assert(version.exit_code == 0 && strncmp(version.out, "nibble ", 7) == 0, "version: %s", version.out);
     tool_free(&version);
@@ -217,9 +224,12 @@ Test(tool, wrong_session_options_are_wrong_usage)
     static const char *const commands[][5] = {
         {"info"}, {"attend", "--generate", "gaussian"}, {"compare", "--generate", "gaussian"}, {"bench"}};
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
-        static const char *const cases[][3] = {{"--isa", "foo", "nibble: --isa: sim: isa is \"foo\""},
-                                               {"--device", "1", "nibble: --device: sim: device ordinal 1"},
-                                               {"--backend-dir", "rel", "nibble: --backend-dir: \"rel\" is not"}};
+        static const char *const cases[][3] = {
+            {"--isa", "foo", "nibble: --isa: sim: isa is \"foo\""},
+            {"--device", "1", "nibble: --device: sim: device ordinal 1"},
+            {"--backend-dir", "rel", "nibble: --backend-dir: \"rel\" is not an absolute directory\n"},
+            {"--backend-dir", "/nowhere", "nibble: --backend-dir: \"/nowhere\": No such file"},
+            {"--backend-dir", "/dev/null", "nibble: --backend-dir: \"/dev/null\" is not a directory\n"}};
         for (size_t j = 0; j < sizeof cases / sizeof cases[0]; j++) {
             const char *arguments[8] = {cases[j][0]};
             size_t count = 0;
@@ -739,8 +749,33 @@ Test(tool, zero_values_are_met_exactly)
 
 Test(tool, outputs_are_whole_or_absent)
 {
-    assert_refused(TOOL("attend", "--generate", "gaussian", SHAPE_SMALL, "--out", "/proc/nibble/o.npy"), 1,
-                   "nibble: --out: cannot create ");
+    write_capture(scratch("tune.safetensors"), "BF16", "");
+    char folder[300];
+    snprintf(folder, sizeof folder, "%s", scratch("dir.npy"));
+    cr_assert(mkdir(folder, 0700) == 0, "mkdir %s", folder);
+    const char *const places[][2] = {{"/proc/nibble/o.npy", "nibble: --out: cannot create /proc/nibble/o.npy"},
+                                     {"/dev/null/o.npy", "nibble: --out: cannot create /dev/null/o.npy"},
+                                     {folder, "nibble: --out: "}};
+    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
+        const int code = i == 2 ? 2 : 1;
+        assert_refused(TOOL("attend", "--generate", "gaussian", SHAPE_SMALL, "--out", places[i][0]), code,
+                       places[i][1]);
+        assert_refused(TOOL("tune", "--input", scratch("tune.safetensors"), "--bits", "9", "--out", places[i][0]), code,
+                       places[i][1]);
+    }
+    rmdir(folder);
+}
+
+/* A file that cannot be written is found before the work; what a failure leaves behind is nothing. */
+Test(tool, a_refused_run_leaves_no_file)
+{
+    tool_result missed = TOOL("attend", "--generate", "gaussian", "--recipe", "kv5", "--out", scratch("left.npy"));
+    cr_assert(missed.exit_code == 2, "exit %d", missed.exit_code);
+    tool_free(&missed);
+    char pattern[300];
+    glob_t found;
+    snprintf(pattern, sizeof pattern, "%s*", scratch("left.npy"));
+    cr_assert(glob(pattern, 0, NULL, &found) == GLOB_NOMATCH, "something is left of %s", pattern);
 }
 
 Test(tool, hostile_files_are_refused_by_name)
@@ -1058,9 +1093,21 @@ Test(tool, serve_sim_reads_a_trace)
         cr_assert_eq(pwrite(file, bad[i], strlen(bad[i]), sizeof text - 1), (ssize_t)strlen(bad[i]), "pwrite");
         assert_refused(TOOL(SERVE, "--trace", path), 4, start);
     }
+    for (int zero = 0; zero < 2; zero++) { /* a line too long to be one, and a byte that ends it early */
+        char line[400];
+        memset(line, ' ', sizeof line);
+        memcpy(line, zero ? "4 0 64 80 5\0 6" : "4 0 64 80 5", zero ? 14 : 11);
+        cr_assert_eq(ftruncate(file, sizeof text - 1), 0, "ftruncate");
+        cr_assert_eq(pwrite(file, line, zero ? 20 : sizeof line, sizeof text - 1), zero ? 20 : (ssize_t)sizeof line,
+                     "");
+        snprintf(start, sizeof start, "nibble: %s:5: a line of over 255 bytes, or a zero byte in it\n", path);
+        assert_refused(TOOL(SERVE, "--trace", path), 4, start);
+    }
     close(file);
     remove(path);
     assert_refused(TOOL(SERVE, "--trace", path), 4, "nibble: ");
+    assert_refused(TOOL(SERVE, "--trace", "/"), 4, "nibble: /: not a regular file\n");
+    assert_refused(TOOL(SERVE, "--trace", "/dev/zero"), 4, "nibble: /dev/zero: not a regular file\n");
     assert_refused(TOOL(SERVE, "--tokens", "50"), 2, "nibble: --tokens: 50 is less than the longest request");
     assert_refused(TOOL(SERVE, "--policy", "kv4,x=1"), 2, "nibble: --policy: policy modifier \"x=1\" is unknown");
     assert_refused(TOOL(SERVE, "--hq", "3"), 2, "nibble: --hq: 3 is not a multiple of --hkv 2");
