@@ -207,6 +207,12 @@ problem problem_random(uint64_t seed);
 /** The same formats for K and V in a single region. */
 void problem_formats(problem *p, uint32_t k_format, uint32_t v_format);
 
+#define PROBLEM_INT_PAIRS 16u
+#define PROBLEM_PAIRS 28u
+/** Formats of K, V and Q of case i, in turn: all pairs of the integer core, both query forms among them, then pairs of
+ *  the float core, every other one with head scales. */
+void problem_pair(problem *p, uint32_t i);
+
 /* ------------------------------------------------------------------------------------------------ trials */
 
 /** A problem with its memory. */

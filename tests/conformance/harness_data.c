@@ -86,6 +86,24 @@ void problem_formats(problem *p, uint32_t k_format, uint32_t v_format)
     p->v_format[0] = v_format;
 }
 
+void problem_pair(problem *p, uint32_t i)
+{
+    static const uint32_t floats[PROBLEM_PAIRS - PROBLEM_INT_PAIRS][2] = {
+        {NBL_FORMAT_BF16, NBL_FORMAT_BF16}, {NBL_FP8_E4M3, NBL_FP8_E4M3}, {NBL_NVFP4, NBL_NVFP4},
+        {NBL_FORMAT_FP16, NBL_FORMAT_FP16}, {NBL_FP8_E4M3, NBL_NVFP4},    {NBL_NVFP4, NBL_FP8_E4M3},
+        {NBL_FORMAT_BF16, NBL_NVFP4},       {NBL_INT8, NBL_NVFP4},        {NBL_FP8_E4M3, NBL_MXFP4},
+        {NBL_INT4P, NBL_FP8_E4M3},          {NBL_NVFP4, NBL_INT8},        {NBL_MXFP4_16, NBL_FORMAT_FP16}};
+    const uint32_t pair = i % PROBLEM_PAIRS;
+    if (pair < PROBLEM_INT_PAIRS) {
+        problem_formats(p, NBL_INT8 + pair % 4u, NBL_INT8 + pair / 4u);
+        p->q_format = i % 2u == 0 ? NBL_Q8 : NBL_Q4;
+    } else {
+        const uint32_t *formats = floats[pair - PROBLEM_INT_PAIRS];
+        problem_formats(p, formats[0], formats[1]);
+        p->head_scales = i % 2u == 0;
+    }
+}
+
 problem problem_default(uint64_t seed)
 {
     problem p = {.seed = seed,

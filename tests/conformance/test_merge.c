@@ -137,7 +137,7 @@ static void merging_equals(const merging *m, const trial *t, const char *what)
 static problem chunked(uint32_t i)
 {
     problem p = problem_default(lab_seed(8000) + i);
-    problem_formats(&p, 1u + i % 4u, 1u + i / 4u % 4u);
+    problem_pair(&p, i);
     p.kv_len[0] = 4090;
     p.q_len[0] = 2;
     p.shape.kv_heads = 1;
@@ -209,7 +209,7 @@ Test(merge, states_of_every_split_equal_the_undivided_call)
 {
     lab l;
     lab_open(&l);
-    for (uint32_t i = 0; i < 16; ++i) {
+    for (uint32_t i = 0; i < PROBLEM_PAIRS; i += i < 4u ? 1u : 3u) {
         problem p = chunked(i);
         trial t;
         trial_init(&t, &l, &p);
@@ -253,7 +253,7 @@ Test(merge, folded_states_are_continued)
 {
     lab l;
     lab_open(&l);
-    for (uint32_t i = 0; i < 10; ++i) {
+    for (uint32_t i = 0; i < PROBLEM_PAIRS; i += 3u) {
         problem p = chunked(i);
         trial t;
         trial_init(&t, &l, &p);
@@ -285,7 +285,7 @@ Test(merge, B3_sinks_x_formats_when_split)
 {
     lab l;
     lab_open(&l);
-    for (uint32_t i = 0; i < 16; ++i) {
+    for (uint32_t i = 0; i < PROBLEM_PAIRS; ++i) {
         problem p = chunked(i);
         p.sinks = true;
         run_all_chunks(&l, &p, 0);
@@ -297,11 +297,11 @@ Test(merge, A4_empty_states_among_others)
 {
     lab l;
     lab_open(&l);
-    for (uint32_t i = 0; i < 10; ++i) {
+    for (uint32_t i = 0; i < PROBLEM_PAIRS; i += 3u) {
         problem p = chunked(i);
         p.flags |= NBL_ATTEND_WINDOW_LEFT;
-        p.window_left = 300 + 400 * i;  /* the first chunks are empty */
-        run_all_chunks(&l, &p, i % 3u); /* and the last, which do not exist */
+        p.window_left = 300 + 400 * i / 3u; /* the first chunks are empty */
+        run_all_chunks(&l, &p, i % 3u);     /* and the last, which do not exist */
     }
     lab_finish(&l);
 }
@@ -310,7 +310,7 @@ Test(merge, rows_without_any_token_with_sinks_and_centres)
 {
     lab l;
     lab_open(&l);
-    for (uint32_t i = 0; i < 12; ++i) {
+    for (uint32_t i = 0; i < PROBLEM_PAIRS; ++i) {
         problem p = chunked(i);
         p.kv_len[0] = 3;
         p.q_len[0] = 8; /* the first five see nothing */
