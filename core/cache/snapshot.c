@@ -166,12 +166,13 @@ static void head_copy(const nbl_kv_shape *shape, const nbl_page_layout *layout, 
     const uint32_t dim = kind == NBL_KIND_K ? shape->k_dim : shape->v_dim;
     const uint64_t codes = nbl_layout_head_code_offset(layout, kind, kv_head);
     const uint64_t scales = nbl_layout_head_scale_offset(layout, kind, kv_head);
+    const size_t code_bytes = nbl_layout_code_bits(format) == 16u ? 2 : 1; /* two 4-bit codes share a byte */
     for (uint32_t t = 0; t < tokens; ++t) {
         for (uint32_t d = 0; d < nbl_layout_dim_padded(dim); ++d) {
             const uint64_t at =
                 codes + (kind == NBL_KIND_K ? nbl_layout_k_code_byte(format, dim, shape->page_tokens, t, d)
                                             : nbl_layout_v_code_byte(format, dim, shape->page_tokens, t, d));
-            to->codes[at] = from->codes[at];
+            memcpy(to->codes + at, from->codes + at, code_bytes);
         }
         for (uint32_t plane = 0; plane < nbl_layout_scale_planes(format, dim); ++plane) {
             const uint64_t at = scales + nbl_layout_scale_byte(shape->page_tokens, plane, t);

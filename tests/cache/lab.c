@@ -34,6 +34,15 @@ nbl_cache_config lab_config(void)
     return c;
 }
 
+void lab_pair(nbl_cache_config *config, uint32_t i)
+{
+    const uint32_t formats = NBL_NVFP4 - NBL_INT8 + 1u;
+    config->k_format = NBL_INT8 + i % formats;
+    config->v_format = NBL_INT8 + (i + i / formats) % formats;
+    if (config->k_format == NBL_FORMAT_FP16 || config->v_format == NBL_FORMAT_FP16)
+        config->sink_tokens = 0;
+}
+
 nbl_cache_config lab_tier_config(const char *folder)
 {
     nbl_cache_config c = lab_config();

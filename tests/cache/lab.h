@@ -31,6 +31,10 @@ typedef struct lab {
 
 /** int4p K, int8 V, pages of 16 tokens, 32 tokens in int8 first, mean and shifts. */
 nbl_cache_config lab_config(void);
+#define LAB_PAIRS 24u
+/** Sets the formats of K and V of case i < LAB_PAIRS: each of the eight with itself and the next two. With fp16, no
+ *  tokens are in int8 (a side has fp16 in all regions or in none). */
+void lab_pair(nbl_cache_config *config, uint32_t i);
 void lab_open(lab *l, nbl_cache_config config);
 void lab_close(lab *l);
 

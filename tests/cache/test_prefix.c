@@ -49,15 +49,13 @@ static uint32_t match(lab *l, nbl_prefix p)
 /* G11: a prefix hit, then the prefill of the tail, in every format: the bits of the sequence computed from nothing. */
 Test(cache_prefix, g11_hit_then_tail_equals_recomputation)
 {
-    static const uint32_t formats[] = {NBL_INT8, NBL_MXFP4, NBL_MXFP4_16, NBL_INT4P};
     uint32_t tokens[150];
     lab_count(tokens, 150, 1);
-    for (uint32_t i = 0; i < 16; ++i) {
+    for (uint32_t i = 0; i < LAB_PAIRS; ++i) {
         lab l;
         nbl_error err = NBL_INIT(nbl_error);
         nbl_cache_config config = prefix_config();
-        config.k_format = formats[i % 4];
-        config.v_format = formats[i / 4];
+        lab_pair(&config, i);
         config.center_tokens = 40;
         lab_open(&l, config);
         const uint64_t first = lab_filled(&l, tokens, 120, 0);

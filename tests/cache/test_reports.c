@@ -284,16 +284,14 @@ Test(cache_reports, f17_branches_inside_a_partial_page)
 /* G1: 40x1, 8x5 and 1x40 tokens are the same bytes, in every format, after the same first append. */
 Test(cache_reports, g1_cuts_of_appends)
 {
-    static const uint32_t formats[] = {NBL_INT8, NBL_MXFP4, NBL_MXFP4_16, NBL_INT4P};
     static const uint32_t cuts[] = {1, 5, 40};
     uint32_t tokens[74];
     lab_count(tokens, 74, 1);
-    for (uint32_t i = 0; i < 16; ++i) {
+    for (uint32_t i = 0; i < LAB_PAIRS; ++i) {
         lab l;
         uint64_t s[3];
         nbl_cache_config config = lab_config();
-        config.k_format = formats[i % 4];
-        config.v_format = formats[i / 4];
+        lab_pair(&config, i);
         lab_open(&l, config);
         for (uint32_t cut = 0; cut < 3; ++cut) {
             s[cut] = lab_filled(&l, tokens, 34, 0);

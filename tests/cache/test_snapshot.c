@@ -41,14 +41,13 @@ static uint64_t restored(lab *l, const blob *b)
 /* H1, H2, H7: every format, with scales, transforms and centres, into a fresh pool of another size. */
 Test(cache_snapshot, h1_round_trip_of_every_format)
 {
-    static const uint32_t formats[] = {NBL_INT8, NBL_MXFP4, NBL_MXFP4_16, NBL_INT4P}, pages[] = {1, 7, 16, 48};
+    static const uint32_t pages[] = {1, 7, 16, 48};
     uint32_t tokens[100];
     lab_count(tokens, 100, 1);
-    for (uint32_t i = 0; i < 16; ++i) {
+    for (uint32_t i = 0; i < LAB_PAIRS; ++i) {
         lab a, b;
         nbl_cache_config config = lab_config();
-        config.k_format = formats[i % 4];
-        config.v_format = formats[i / 4];
+        lab_pair(&config, i);
         config.shape.page_tokens = pages[(i + i / 4) % 4];
         config.shape.centering = i % 3 == 0 ? 0 : NBL_CENTERING_ALL;
         lab_open(&a, config);
