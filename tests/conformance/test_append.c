@@ -498,13 +498,13 @@ Test(append, G1_chunking_40x1_8x5_1x40)
 {
     lab l;
     lab_open(&l);
-    for (uint32_t i = 0; i < 4u * FORMATS; ++i) {
+    for (uint32_t i = 0; i < PROBLEM_PAIRS; ++i) {
         problem p = append_problem(i);
         trial t;
-        problem_formats(&p, 1u + i % 4u, 4u - i % 4u);
+        problem_pair(&p, i);
         p.kv_len[0] = 40;
-        p.shape.centering = i / 4u;
-        p.shape.k_hadamard = i / 8u != 0 ? 32 : 0;
+        p.shape.centering = (i + i / 4u) % (NBL_CENTERING_ALL + 1u);
+        p.shape.k_hadamard = i / 2u % 2u != 0 ? 32 : 0;
         p.in_dtype = NBL_BF16;
         trial_init(&t, &l, &p);
         bool can = trial_append(&t);
