@@ -36,7 +36,8 @@ typedef struct bench_values {
 static const nbl_option bench_options[] = {
     {"op", NBL_OPTION_TEXT, offsetof(bench_values, op_name), 0, 0, "NAME",
      "attend, append, prefill, gather, copy_pages or transcode (default attend)"},
-    {"recipe", NBL_OPTION_TEXT, offsetof(bench_values, recipe), 0, 0, "LIST", "recipes, run in turn (default kv4)"},
+    {"recipe", NBL_OPTION_TEXT, offsetof(bench_values, recipe), 0, 0, "LIST",
+     NBL_RECIPES_KNOWN ", run in turn (default kv4)"},
     {"batch", NBL_OPTION_U32, offsetof(bench_values, batch), 1, 65536, "N", "sequences (default 1)"},
     NBL_SHAPE_OPTION_ROWS(bench_values),
     {"page", NBL_OPTION_U32, offsetof(bench_values, page_tokens), 1, NBL_PAGE_TOKENS_MAX, "N",

@@ -25,7 +25,8 @@ static const nbl_option compare_options[] = {
     {"layers", NBL_OPTION_TEXT, offsetof(compare_values, layers), 0, 0, "LIST", "layers of the capture (default: all)"},
     {"generate", NBL_OPTION_TEXT, offsetof(compare_values, generate), 0, 0, "LIST", "all, or of " NBL_GENERATE_NAMES},
     NBL_SHAPE_OPTION_ROWS(compare_values),
-    {"recipes", NBL_OPTION_TEXT, offsetof(compare_values, recipes), 0, 0, "LIST", "recipes (default: all)"},
+    {"recipes", NBL_OPTION_TEXT, offsetof(compare_values, recipes), 0, 0, "LIST",
+     NBL_RECIPES_KNOWN " or policies (default: " NBL_RECIPES_DEFAULT ")"},
     {"lengths", NBL_OPTION_TEXT, offsetof(compare_values, lengths), 0, 0, "LIST",
      "lengths in tokens (default: 128, 512, 2048, ... and the whole)"},
     {"page", NBL_OPTION_U32, offsetof(compare_values, page_tokens), 1, NBL_PAGE_TOKENS_MAX, "N",
@@ -40,7 +41,7 @@ static int compare_run(int argc, char **argv, nbl_fault *fault);
 
 const nbl_command nbl_command_compare = {
     "compare",
-    "Accuracy of every recipe at several lengths against fp64.",
+    "Accuracy of recipes at several lengths against fp64.",
     "Length n takes the first n keys and values; the query rows stay the same and move to the last positions of the\n"
     "shorter sequence (of n < Tq only the last n rows are used). Figures are those of attend.\n",
     compare_options,
@@ -267,7 +268,7 @@ static int check_values(const compare_values *values, collector *all, nbl_fault 
 static int compare_run(int argc, char **argv, nbl_fault *fault)
 {
     compare_values values = {
-        .shape = NBL_SHAPE_OPTIONS_UNSET, .recipes = NBL_RECIPES_ALL, .page_tokens = 64, .max_error = NAN};
+        .shape = NBL_SHAPE_OPTIONS_UNSET, .recipes = NBL_RECIPES_DEFAULT, .page_tokens = 64, .max_error = NAN};
     nbl_session session;
     collector all = {.session = &session, .values = &values};
     int code = nbl_options_parse(&nbl_command_compare, argc, argv, &values, fault);

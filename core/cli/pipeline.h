@@ -6,7 +6,10 @@
 #include "problem.h"
 #include "session.h"
 
-#define NBL_RECIPES_ALL "qk4v8,mxkv4,kv4,k4v8,kv8"
+/** Recipes that commands show if none are named: those of the integer core. */
+#define NBL_RECIPES_DEFAULT "qk4v8,mxkv4,kv4,k4v8,kv8"
+/** All names, for help texts. */
+#define NBL_RECIPES_KNOWN NBL_RECIPES_DEFAULT ",bf16,fp16,fp8,nvfp4,nvfp4_4over6,mpfa"
 
 /** How to run it. */
 typedef struct nbl_pipeline_options {

@@ -28,7 +28,7 @@ static const nbl_option plan_options[] = {
     {"page", NBL_OPTION_U32, offsetof(plan_values, page_tokens), 1, NBL_PAGE_TOKENS_MAX, "N",
      "tokens per page (default 64)"},
     {"recipe", NBL_OPTION_TEXT, offsetof(plan_values, recipe), 0, 0, "LIST",
-     "recipes or policies (default: all recipes)"},
+     NBL_RECIPES_KNOWN " or policies (default: " NBL_RECIPES_DEFAULT ")"},
     {"json", NBL_OPTION_FLAG, offsetof(plan_values, json), 0, 0, NULL, "print JSON"},
 };
 
@@ -36,7 +36,7 @@ static int plan_run(int argc, char **argv, nbl_fault *fault);
 
 const nbl_command nbl_command_plan = {
     "plan",
-    "Bytes a model's cache takes in each recipe, next to bf16.",
+    "Bytes a model's cache takes by recipe, next to bf16.",
     "The figures are those the cache itself allocates, to the byte.\n",
     plan_options,
     sizeof plan_options / sizeof plan_options[0],
@@ -162,7 +162,7 @@ static int plan_run(int argc, char **argv, nbl_fault *fault)
                           .kv_tokens = 8192,
                           .batch = 1,
                           .page_tokens = 64,
-                          .recipe = NBL_RECIPES_ALL};
+                          .recipe = NBL_RECIPES_DEFAULT};
     const nbl_api_v1 *api = NULL;
     nbl_list recipes;
     int code = nbl_options_parse(&nbl_command_plan, argc, argv, &values, fault);

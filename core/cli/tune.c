@@ -32,7 +32,8 @@ static const nbl_option tune_options[] = {
     {"max-error", NBL_OPTION_F64, offsetof(tune_values, max_error), 0, 1e6, "X",
      "or: largest error, root mean square of rel_l2 over the layers"},
     {"recipes", NBL_OPTION_TEXT, offsetof(tune_values, recipes), 0, 0, "LIST",
-     "recipes for layers, the first for all at the start (default: " RECIPES_DEFAULT ")"},
+     NBL_RECIPES_KNOWN " or pairs of formats, for layers; the first for all at the start (default: " RECIPES_DEFAULT
+                       ")"},
     {"layers", NBL_OPTION_U32, offsetof(tune_values, layers), 1, NBL_LAYERS_MAX, "N",
      "layers of the model (default: up to the last one captured)"},
     {"kv", NBL_OPTION_U32, offsetof(tune_values, kv_tokens), 1, NBL_KV_TOKENS_MAX, "N",

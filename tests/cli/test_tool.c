@@ -123,6 +123,26 @@ Test(tool, errors_found_with_a_backend_name_the_option_too)
                "nibble: --soft-cap: recipe kv4 centres K, which a cap forbids (NUM 4.3); add center=0 to --recipe\n");
 }
 
+/* The list in the help texts is the runtime's, less its spaces. */
+Test(tool, help_lists_the_recipes_there_are)
+{
+    static const char *const commands[] = {"attend", "compare", "plan", "tune", "bench"};
+    tool_result refused = TOOL("plan", "--recipe", "kv5");
+    const char *begin = strstr(refused.err, "(known: ");
+    char list[256] = "";
+    cr_assert(begin != NULL && strchr(begin, ';') != NULL, "%s", refused.err);
+    for (const char *at = begin + strlen("(known: "); *at != ';' && strlen(list) + 1 < sizeof list; at++) {
+        if (*at != ' ')
+            list[strlen(list)] = *at;
+    }
+    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
+        tool_result help = TOOL(commands[i], "--help");
+        cr_assert(strstr(help.out, list) != NULL, "%s: %s is not in: %s", commands[i], list, help.out);
+        tool_free(&help);
+    }
+    tool_free(&refused);
+}
+
 Test(tool, sizes_of_generated_problems_need_generate)
 {
     static const char *const options[][2] = {{"--hq", "8"},  {"--hkv", "2"}, {"--d", "128"}, {"--dv", "128"},

@@ -24,4 +24,6 @@ try nibble attend --backend c "cuda cuda,sim"
 try nibble attend --isa avx5 avx512
 try nibble attend --recipe kv8 kv8
 try nibble tune --max --max-error
+try nibble serve serve-sim
+try nibble compare --recipes nvfp4_ nvfp4_4over6
 try nibble nonsense --x ""
