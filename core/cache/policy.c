@@ -193,11 +193,26 @@ static nbl_status dim_check(const char *field, uint32_t dim, uint32_t dim_max, n
     return NBL_OK;
 }
 
+/* Tokens in int8 beside the recipe's: a side has fp16 in all regions or in none, and queries in FP4 take one pair of
+ * formats. key names the modifier that asks for them, k and v the sides. */
+static nbl_status int8_check(uint32_t q_format, uint32_t k_format, uint32_t v_format, bool k, bool v, const char *key,
+                             nbl_error *err)
+{
+    if (q_format == NBL_Q_FP4)
+        return NBL_REFUSE(err, NBL_E_INVALID,
+                          "modifier %s keeps tokens in int8, and queries are in FP4 (allowed: none)", key);
+    if ((k && k_format == NBL_FORMAT_FP16) || (v && v_format == NBL_FORMAT_FP16))
+        return NBL_REFUSE(err, NBL_E_INVALID, "modifier %s keeps tokens in int8 beside fp16 (allowed: none)", key);
+    return NBL_OK;
+}
+
 static nbl_status values_check(const nbl_recipe *r, uint32_t k_dim, uint32_t v_dim, nbl_error *err)
 {
     NBL_TRY(nbl_hadamard_check("recipe modifier ", "hadamard", r->k_hadamard, k_dim, err));
     NBL_TRY(nbl_hadamard_check("recipe modifier ", "vhadamard", r->v_hadamard, v_dim, err));
     NBL_TRY(nbl_value_check("recipe modifier ", "center", r->centering, 0, NBL_CENTERING_ALL, err));
+    if (r->sink_tokens > 0)
+        NBL_TRY(int8_check(r->q_format, r->k_format, r->v_format, true, true, "sinks", err));
     return nbl_value_check("recipe modifier ", "sinks", r->sink_tokens, 0, NBL_KV_TOKENS_MAX, err);
 }
 
@@ -332,6 +347,24 @@ static nbl_status policy_modifier(policy_work *w, const word *modifier, nbl_erro
                       (int)modifier->bytes, modifier->text);
 }
 
+static nbl_status rules_check(const nbl_policy *p, const nbl_recipe *r, nbl_error *err)
+{
+    static const char *const keys[] = {
+        [NBL_SCOPE_ALL] = "layers", [NBL_SCOPE_RECENT] = "recent", [NBL_SCOPE_BEYOND] = "beyond"};
+    for (uint32_t i = 0; i < p->rule_count; ++i) {
+        const nbl_policy_rule *rule = &p->rules[i];
+        const bool layers = rule->scope == NBL_SCOPE_ALL;
+        if (layers && r->q_format == NBL_Q_FP4 && (rule->k_format != r->k_format || rule->v_format != r->v_format))
+            return NBL_REFUSE(
+                err, NBL_E_INVALID,
+                "modifier layers gives layers formats that queries in FP4 do not go with (allowed: none)");
+        if (!layers)
+            NBL_TRY(int8_check(r->q_format, r->k_format, r->v_format, rule->k_format == NBL_INT8,
+                               rule->v_format == NBL_INT8, keys[rule->scope], err));
+    }
+    return NBL_OK;
+}
+
 static void recipe_store(const nbl_recipe *r, nbl_policy *p)
 {
     p->q_format = r->q_format;
@@ -368,6 +401,7 @@ nbl_status nbl_api_policy_parse(const char *text, uint32_t layers, uint32_t k_di
             NBL_TRY(policy_modifier(&work, &w, err));
     }
     NBL_TRY(values_check(&r, k_dim, v_dim, err));
+    NBL_TRY(rules_check(&p, &r, err));
     recipe_store(&r, &p);
     nbl_struct_out(out_policy, &p, (uint32_t)sizeof p);
     return NBL_OK;

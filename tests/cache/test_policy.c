@@ -101,14 +101,26 @@ Test(cache_policy, refusals)
                  "layers=7:kv8,layers=8:kv8,layers=9:kv8,layers=10:kv8,layers=11:kv8,layers=12:kv8,layers=13:kv8,"
                  "layers=14:kv8,layers=15:kv8,layers=16:kv8",
                  NBL_E_INVALID, "(allowed: 16"},
-                {"kv4,sinks=1,sinks=2", NBL_E_INVALID, "comes twice"}};
+                {"kv4,sinks=1,sinks=2", NBL_E_INVALID, "comes twice"},
+                {"mpfa,sinks=64", NBL_E_INVALID, "modifier sinks keeps tokens in int8, and queries are in FP4"},
+                {"mpfa,recent=40", NBL_E_INVALID, "modifier recent keeps tokens in int8, and queries are in FP4"},
+                {"mpfa,beyond=40:v", NBL_E_INVALID, "modifier beyond keeps tokens in int8"},
+                {"mpfa,layers=last1:kv8", NBL_E_INVALID, "modifier layers gives layers formats"},
+                {"fp16,sinks=16", NBL_E_INVALID, "modifier sinks keeps tokens in int8 beside fp16"},
+                {"fp16,recent=16:k", NBL_E_INVALID, "modifier recent keeps tokens in int8 beside fp16"},
+                {"bf16/fp16,beyond=16:v", NBL_E_INVALID, "modifier beyond keeps tokens in int8 beside fp16"},
+                {"bf16/fp16,beyond=16:k", NBL_OK, ""},
+                {"fp16,layers=last1:kv8", NBL_OK, ""},
+                {"mpfa,layers=last1:nvfp4/fp8_e4m3", NBL_OK, ""}};
     nbl_error err = NBL_INIT(nbl_error);
-    nbl_policy p = NBL_INIT(nbl_policy);
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; ++i) {
-        cr_assert_eq(api_get()->policy_parse(rows[i].text, 32, 128, 128, &p, &err), rows[i].status, "%s", rows[i].text);
+        nbl_policy out = NBL_INIT(nbl_policy);
+        cr_assert_eq(api_get()->policy_parse(rows[i].text, 32, 128, 128, &out, &err), rows[i].status, "%s",
+                     rows[i].text);
         cr_assert_not_null(strstr(err.message, rows[i].message), "\"%s\" is not in \"%s\"", rows[i].message,
                            err.message);
     }
+    nbl_policy p = NBL_INIT(nbl_policy);
     cr_assert_eq(api_get()->policy_parse(NULL, 32, 128, 128, &p, &err), NBL_E_INVALID, "NULL");
     cr_assert_eq(api_get()->policy_parse("kv4", 0, 128, 128, &p, &err), NBL_E_INVALID, "no layers");
     cr_assert_eq(p.k_format, 0, "output written");

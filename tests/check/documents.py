@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The documents keep their word: the README's example is the file that CI compiles, links lead somewhere, and every
-`./dev` command, NIBBLE_ variable and test suite (`PROGRAM: SUITE`) that a document names exists."""
+`./dev` command, NIBBLE_ variable and test suite (`PROGRAM: SUITE`) that a document names exists; so does every test
+(`SUITE/TEST`) that the table of public reports names."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
 DEV = re.compile(r"\./dev ([a-z]+)")
 DEV_COMMAND = re.compile(r"^cmd_([a-z]+)\(\)", re.MULTILINE)
 SUITE = re.compile(r"`test[-_]\w+: (\w+)`")
-SUITE_HERE = re.compile(r"Test\((?:[\w ]+\*\w+, *)?(\w+), *\w+")
+SUITE_HERE = re.compile(r"Test\((?:[\w ]+\*\w+, *)?(\w+), *(\w+)")
+NAMED_TEST = re.compile(r"`(\w+/\w+)`")
+TEST_TABLE = "REPORTS.md"  # a document that names single tests
 VARIABLE = re.compile(r"`(NIBBLE_[A-Z_]+)")
 
 
@@ -31,8 +34,12 @@ def check_document(root: Path, path: Path, commands: set[str], code: str) -> lis
             found.append(f"{place(root, path)}: link to {hit[1]} leads nowhere")
     for command in sorted(set(DEV.findall(text)) - commands):
         found.append(f"{place(root, path)}: there is no ./dev {command}")
-    for suite in sorted(set(SUITE.findall(text)) - set(SUITE_HERE.findall(code))):
+    tests = SUITE_HERE.findall(code)
+    for suite in sorted(set(SUITE.findall(text)) - {suite for suite, _ in tests}):
         found.append(f"{place(root, path)}: there is no suite {suite}")
+    if path.name == TEST_TABLE:
+        for name in sorted(set(NAMED_TEST.findall(text)) - {"/".join(test) for test in tests}):
+            found.append(f"{place(root, path)}: there is no test {name}")
     for variable in sorted(set(VARIABLE.findall(text))):
         if variable not in code:
             found.append(f"{place(root, path)}: nothing reads {variable}")
@@ -59,9 +66,9 @@ GOOD = ("<!-- docs/examples/embed.c -->\n```c\nint x;\n```\nRun `./dev test`. Se
         " `test-x: merge`\n")
 
 
-def case(readme: str, finding: str | None) -> Case:
-    """A tree with a README."""
-    return Case({"README.md": readme, "docs/a.md": "a\n", "docs/examples/embed.c": "int x;\n",
+def case(readme: str, finding: str | None, table: str = "`merge/states`\n") -> Case:
+    """A tree with a README and a table of tests."""
+    return Case({"README.md": readme, "tests/REPORTS.md": table, "docs/a.md": "a\n", "docs/examples/embed.c": "int x;\n",
                  "core/log.c": 'getenv("NIBBLE_LOG");\n', "tests/a.c": "Test(merge, states)\n",
                  "dev": "cmd_test() {\n"}, finding)
 
@@ -74,6 +81,7 @@ CASES = [
     case(GOOD.replace("dev test", "dev best"), "there is no ./dev best"),
     case(GOOD.replace(": merge", ": purge"), "there is no suite purge"),
     case(GOOD.replace("NIBBLE_LOG", "NIBBLE_FOG"), "nothing reads NIBBLE_FOG"),
+    case(GOOD, "there is no test merge/gone", "`merge/states`, `merge/gone`\n"),
 ]
 
 if __name__ == "__main__":

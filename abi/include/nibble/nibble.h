@@ -974,8 +974,8 @@ typedef struct nbl_api_v1 {
      *
      * @param layers  of the model; names in layers=... are checked against it
      * @retval NBL_OK
-     * @retval NBL_E_INVALID    text is NULL, a modifier is unknown, comes twice or has no such value, or a dimension is
-     *                          out of range; err says which
+     * @retval NBL_E_INVALID    text is NULL, a modifier is unknown, comes twice, has no such value or does not go with
+     *                          the recipe, or a dimension is out of range; err says which
      * @retval NBL_E_NOT_FOUND  no such recipe; err lists them
      * @since ABI 1.1
      */
