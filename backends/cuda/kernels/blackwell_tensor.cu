@@ -140,17 +140,12 @@ __device__ void load_query(const attend_params &p, const memory &m, const thread
 
 __device__ bool init_item(const attend_params &p, const memory &m, uint32_t block, item *it, thread_row *row)
 {
-    cuda_sequence sequence = p.sequences[it->sequence];
-    int64_t left = (int64_t)sequence.q_len * p.group_rows - (int64_t)block * ROWS;
-    if (left <= 0) {
+    if (!rows_of_item(p, block, ROWS, it)) {
         return false;
     }
-    it->rows = (uint32_t)min(left, (int64_t)ROWS);
-    it->q_len = sequence.q_len;
-    it->kv_len = sequence.kv_len;
-    it->table = p.page_table + (uint64_t)it->sequence * p.page_table_stride;
     row->is_live = threadIdx.x < it->rows;
-    init_row(p, *it, (uint32_t)sequence.q_first, block * ROWS + (row->is_live ? threadIdx.x : 0u), &row->state);
+    init_row(p, *it, (uint32_t)p.sequences[it->sequence].q_first, block * ROWS + (row->is_live ? threadIdx.x : 0u),
+             &row->state);
     m.fixed->first[threadIdx.x] = row->state.first;
     m.fixed->end[threadIdx.x] = row->state.end;
     m.fixed->token[threadIdx.x] = row->state.token;
@@ -533,14 +528,9 @@ __global__ void __launch_bounds__(THREADS, 1)
 {
 #if HAS_KERNEL
     extern __shared__ __align__(128) uint8_t operands[];
-    uint32_t parts = p.split ? p.chunks : 1u;
-    uint32_t n = blockIdx.x % parts;
-    uint32_t block = blockIdx.x / parts % blocks;
     item it;
-    it.kv_head = blockIdx.x / parts / blocks % p.kv_heads;
-    it.sequence = blockIdx.x / parts / blocks / p.kv_heads;
-    ptx_grid_wait();
-    if (p.split && n >= cuda_live_chunks(&p, p.sequences[it.sequence].kv_len)) {
+    uint32_t block, n;
+    if (!item_of_block(p, blocks, &it, &block, &n)) {
         return;
     }
     memory m = memory_of(p, operands);
@@ -573,22 +563,7 @@ extern "C" int nbl_cuda_tensor_supports(const attend_params *p)
 
 extern "C" cudaError_t nbl_cuda_attend_tensor(const attend_params *p, cudaStream_t stream)
 {
-    uint64_t rows = (uint64_t)p->q_len_max * p->group_rows;
-    uint32_t blocks = (uint32_t)((rows + ROWS - 1u) / ROWS);
-    uint64_t items = (uint64_t)p->batch * p->kv_heads * blocks * (p->split ? p->chunks : 1u);
-    size_t bytes = shared_bytes(p);
-    if (items == 0) {
-        return cudaSuccess;
-    }
-    if (items > INT32_MAX) {
-        return cudaErrorInvalidConfiguration;
-    }
-    cudaError_t error =
-        cudaFuncSetAttribute(blackwell_tensor_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    if (error != cudaSuccess) {
-        return error;
-    }
-    return launch_after(blackwell_tensor_kernel, dim3((uint32_t)items), THREADS, bytes, stream, p, blocks);
+    return launch_items(blackwell_tensor_kernel, ROWS, THREADS, shared_bytes(p), stream, p);
 }
 
 #endif

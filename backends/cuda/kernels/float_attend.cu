@@ -74,15 +74,9 @@ template <uint32_t N> struct accumulators {
 /* Sequence, rows and positions of the item; false if there are none. */
 __device__ bool find_item(const attend_params &p, uint32_t block, item *it)
 {
-    cuda_sequence sequence = p.sequences[it->sequence];
-    int64_t left = (int64_t)sequence.q_len * p.group_rows - (int64_t)block * ROWS;
-    if (left <= 0) {
+    if (!rows_of_item(p, block, ROWS, it)) {
         return false;
     }
-    it->rows = (uint32_t)min(left, (int64_t)ROWS);
-    it->q_len = sequence.q_len;
-    it->kv_len = sequence.kv_len;
-    it->table = p.page_table + (uint64_t)it->sequence * p.page_table_stride;
     const int64_t position = (int64_t)it->kv_len - it->q_len;
     it->first = visible_range_of(p, it->kv_len, position + block * ROWS / p.group_rows).first;
     it->end = visible_range_of(p, it->kv_len, position + (block * ROWS + it->rows - 1u) / p.group_rows).end;
@@ -640,17 +634,7 @@ __device__ void do_split_item(const attend_params &p, const memory &m, const ite
     for (uint32_t row = 0; row < it.rows; ++row) {
         float o[V];
         nbl_state_head head = staged_state(p, m, row, o);
-        float *state = p.states + ((uint64_t)m.fixed->row[row].index * p.chunks + n) * p.state_floats;
-        if (threadIdx.x == 0) {
-            *(float4 *)(void *)state = make_float4(head.base, head.sum, head.offset, 0.0f);
-        }
-#pragma unroll
-        for (uint32_t i = 0; i < V; ++i) {
-            uint32_t d = threadIdx.x + i * THREADS;
-            if (d < p.v_dim_padded) {
-                state[CUDA_STATE_HEAD_FLOATS + d] = o[i];
-            }
-        }
+        store_state(p, m.fixed->row[row].index, n, head, o);
     }
 }
 
@@ -706,14 +690,9 @@ __global__ void __launch_bounds__(THREADS, 1) float_kernel(const __grid_constant
     m.stage_units = (uint32_t)(tile_bytes(p.k_dim_padded, p.v_dim_padded) / sizeof(uint4));
     m.q = (uint16_t *)(void *)(m.tile + stages_of<M> * m.stage_units);
     m.q_stride = p.k_dim_padded + UNIT;
-    uint32_t parts = p.split ? p.chunks : 1u;
     item it;
-    uint32_t n = blockIdx.x % parts;
-    uint32_t block = blockIdx.x / parts % blocks;
-    it.kv_head = blockIdx.x / parts / blocks % p.kv_heads;
-    it.sequence = blockIdx.x / parts / blocks / p.kv_heads;
-    ptx_grid_wait();
-    if (p.split && n >= cuda_live_chunks(&p, p.sequences[it.sequence].kv_len)) {
+    uint32_t block, n;
+    if (!item_of_block(p, blocks, &it, &block, &n)) {
         return;
     }
     if (!find_item(p, block, &it)) {
@@ -747,26 +726,13 @@ bool can_stream(const attend_params *p)
 
 template <uint32_t V, mode M> cudaError_t launch(const attend_params *p, cudaStream_t stream)
 {
-    uint64_t rows = (uint64_t)p->q_len_max * p->group_rows;
-    uint32_t blocks = (uint32_t)((rows + ROWS - 1u) / ROWS);
-    uint64_t items = (uint64_t)p->batch * p->kv_heads * blocks * (p->split ? p->chunks : 1u);
-    size_t bytes = shared_bytes(p->k_dim, p->v_dim, stages_of<M>);
-    if (items == 0) {
-        return cudaSuccess;
-    }
-    if (items > INT32_MAX) {
-        return cudaErrorInvalidConfiguration;
-    }
-    cudaError_t error =
-        cudaFuncSetAttribute(float_kernel<V, M>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    if (error == cudaSuccess) {
-        error = cudaFuncSetAttribute(float_kernel<V, M>, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                     cudaSharedmemCarveoutMaxShared);
-    }
+    cudaError_t error = cudaFuncSetAttribute(float_kernel<V, M>, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                             cudaSharedmemCarveoutMaxShared);
     if (error != cudaSuccess) {
         return error;
     }
-    return launch_after(float_kernel<V, M>, dim3((uint32_t)items), THREADS, bytes, stream, p, blocks);
+    const size_t bytes = shared_bytes(p->k_dim, p->v_dim, stages_of<M>);
+    return launch_items(float_kernel<V, M>, ROWS, THREADS, bytes, stream, p);
 }
 
 template <uint32_t V> cudaError_t launch_any(const attend_params *p, cudaStream_t stream)

@@ -47,17 +47,12 @@ template <uint32_t R> struct memory {
 template <uint32_t R>
 static __device__ bool init_item(const attend_params &p, const memory<R> &m, uint32_t block, item *it)
 {
-    cuda_sequence sequence = p.sequences[it->sequence];
-    int64_t left = (int64_t)sequence.q_len * p.group_rows - (int64_t)block * R;
-    if (left <= 0) {
+    if (!rows_of_item(p, block, R, it)) {
         return false;
     }
-    it->rows = (uint32_t)min(left, (int64_t)R);
-    it->q_len = sequence.q_len;
-    it->kv_len = sequence.kv_len;
-    it->table = p.page_table + (uint64_t)it->sequence * p.page_table_stride;
     if (threadIdx.x < it->rows) {
-        init_row(p, *it, (uint32_t)sequence.q_first, block * R + threadIdx.x, &m.fixed->row[threadIdx.x]);
+        init_row(p, *it, (uint32_t)p.sequences[it->sequence].q_first, block * R + threadIdx.x,
+                 &m.fixed->row[threadIdx.x]);
     }
     __syncthreads();
     it->first = INT32_MAX;
@@ -431,23 +426,6 @@ template <uint32_t V> static __device__ nbl_state_head finish_chunk(const row_st
     return head;
 }
 
-template <uint32_t V>
-static __device__ void store_state(const attend_params &p, uint32_t row, uint32_t n, const nbl_state_head &head,
-                                   const float (&o)[V])
-{
-    float *state = p.states + ((uint64_t)row * p.chunks + n) * p.state_floats;
-    if (threadIdx.x == 0) {
-        *(float4 *)(void *)state = make_float4(head.base, head.sum, head.offset, 0.0f);
-    }
-#pragma unroll
-    for (uint32_t i = 0; i < V; ++i) {
-        uint32_t d = threadIdx.x + i * THREADS;
-        if (d < p.v_dim_padded) {
-            state[CUDA_STATE_HEAD_FLOATS + d] = o[i];
-        }
-    }
-}
-
 /* All tiles of the n-th chunk of the range, for all rows of the item. */
 template <uint32_t V, uint32_t R>
 static __device__ void do_chunk(const attend_params &p, const memory<R> &m, const item &it, uint32_t n,
@@ -547,14 +525,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
     m.tile = (uint32_t *)(void *)(m.fixed + 1);
     m.q = m.tile + tile_bytes(&p) / sizeof(uint32_t);
     m.multipliers = (uint8_t *)(m.q + (size_t)R * p.k_dim_padded / sizeof(uint32_t));
-    uint32_t parts = p.split ? p.chunks : 1u;
-    uint32_t n = blockIdx.x % parts;
-    uint32_t block = blockIdx.x / parts % blocks;
     item it;
-    it.kv_head = blockIdx.x / parts / blocks % p.kv_heads;
-    it.sequence = blockIdx.x / parts / blocks / p.kv_heads;
-    ptx_grid_wait();
-    if (p.split && n >= cuda_live_chunks(&p, p.sequences[it.sequence].kv_len)) {
+    uint32_t block, n;
+    if (!item_of_block(p, blocks, &it, &block, &n)) {
         return;
     }
     if (!init_item(p, m, block, &it)) {
@@ -569,22 +542,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
 template <uint32_t V, uint32_t R> static cudaError_t launch(const attend_params *p, cudaStream_t stream)
 {
-    uint64_t rows = (uint64_t)p->q_len_max * p->group_rows;
-    uint32_t blocks = (uint32_t)((rows + R - 1u) / R);
-    uint64_t items = (uint64_t)p->batch * p->kv_heads * blocks * (p->split ? p->chunks : 1u);
-    size_t bytes = memory_bytes<R>(p);
-    if (items == 0) {
-        return cudaSuccess;
-    }
-    if (items > INT32_MAX) {
-        return cudaErrorInvalidConfiguration;
-    }
-    cudaError_t error =
-        cudaFuncSetAttribute(generic_kernel<V, R>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    if (error != cudaSuccess) {
-        return error;
-    }
-    return launch_after(generic_kernel<V, R>, dim3((uint32_t)items), THREADS, bytes, stream, p, blocks);
+    return launch_items(generic_kernel<V, R>, R, THREADS, memory_bytes<R>(p), stream, p);
 }
 
 extern "C" cudaError_t nbl_cuda_attend_generic(const attend_params *p, cudaStream_t stream)

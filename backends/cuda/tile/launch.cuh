@@ -27,6 +27,27 @@ static inline cudaError_t launch_after(void (*kernel)(attend_params, Rest...), d
     return cudaLaunchKernelEx(&config, kernel, *p, rest...);
 }
 
+/** launch_after for every item of the call: up to `rows` query rows of a kv head, and a chunk if the call is split. The
+ *  kernel takes the number of items a kv head has of a sequence's rows. */
+static inline cudaError_t launch_items(void (*kernel)(attend_params, uint32_t), uint32_t rows, uint32_t threads,
+                                       size_t shared_bytes, cudaStream_t stream, const attend_params *p)
+{
+    uint64_t rows_most = (uint64_t)p->q_len_max * p->group_rows;
+    uint32_t blocks = (uint32_t)((rows_most + rows - 1u) / rows);
+    uint64_t items = (uint64_t)p->batch * p->kv_heads * blocks * (p->split ? p->chunks : 1u);
+    if (items == 0) {
+        return cudaSuccess;
+    }
+    if (items > INT32_MAX) {
+        return cudaErrorInvalidConfiguration;
+    }
+    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
+    if (error != cudaSuccess) {
+        return error;
+    }
+    return launch_after(kernel, dim3((uint32_t)items), threads, shared_bytes, stream, p, blocks);
+}
+
 /** The same in clusters of `cluster` blocks, from sm_90 on. */
 template <typename Plan>
 static inline cudaError_t launch_clusters(void (*kernel)(attend_params, Plan), dim3 grid, uint32_t threads,

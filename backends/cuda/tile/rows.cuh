@@ -40,6 +40,34 @@ struct item {
     const int32_t *table;
 };
 
+/** The block's unit of work: sequence and kv head go into the item, the number of its block of rows among `blocks`, and
+ *  the chunk if the call is split. Waits for the kernels before this one; false if the chunk holds no token. */
+CUDA_DEVICE bool item_of_block(const attend_params &p, uint32_t blocks, item *it, uint32_t *out_block, uint32_t *out_n)
+{
+    uint32_t parts = p.split ? p.chunks : 1u;
+    *out_n = blockIdx.x % parts;
+    *out_block = blockIdx.x / parts % blocks;
+    it->kv_head = blockIdx.x / parts / blocks % p.kv_heads;
+    it->sequence = blockIdx.x / parts / blocks / p.kv_heads;
+    ptx_grid_wait();
+    return !p.split || *out_n < cuda_live_chunks(&p, p.sequences[it->sequence].kv_len);
+}
+
+/** What the item has of its sequence; false if it has no rows. rows_most: of an item. */
+CUDA_DEVICE bool rows_of_item(const attend_params &p, uint32_t block, uint32_t rows_most, item *it)
+{
+    cuda_sequence sequence = p.sequences[it->sequence];
+    int64_t left = (int64_t)sequence.q_len * p.group_rows - (int64_t)block * rows_most;
+    if (left <= 0) {
+        return false;
+    }
+    it->rows = (uint32_t)min(left, (int64_t)rows_most);
+    it->q_len = sequence.q_len;
+    it->kv_len = sequence.kv_len;
+    it->table = p.page_table + (uint64_t)it->sequence * p.page_table_stride;
+    return true;
+}
+
 /** Row i of the item, by thread i. */
 CUDA_DEVICE void init_row(const attend_params &p, const item &it, uint32_t q_first, uint32_t index_in_head,
                           row_state *r)
@@ -69,6 +97,24 @@ CUDA_DEVICE bool is_visible(const attend_params &p, const item &it, const row_st
         return true;
     }
     return (p.tree_mask[(uint64_t)r.token * p.tree_mask_stride + (uint32_t)bit / 32u] >> (bit % 32) & 1u) != 0;
+}
+
+/** State of a row after the n-th chunk into the workspace; the thread has elements t, t + 128, ... of O. */
+template <uint32_t V>
+CUDA_DEVICE void store_state(const attend_params &p, uint32_t row, uint32_t n, const nbl_state_head &head,
+                             const float (&o)[V])
+{
+    float *state = p.states + ((uint64_t)row * p.chunks + n) * p.state_floats;
+    if (threadIdx.x == 0) {
+        *(float4 *)(void *)state = make_float4(head.base, head.sum, head.offset, 0.0f);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < V; ++i) {
+        uint32_t d = threadIdx.x + i * CUDA_TILE_TOKENS;
+        if (d < p.v_dim_padded) {
+            state[CUDA_STATE_HEAD_FLOATS + d] = o[i];
+        }
+    }
 }
 
 #endif
