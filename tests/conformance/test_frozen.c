@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file test_frozen.c
- * @brief The bits of numerics version 1, as digests: they stay what they are even if page, oracle and code change together.
+ * @brief The bits of numerics version 1, as digests: they stay what they are even if page, oracle and code change
+ * together.
  *
  * A digest that differs means that the results of users change. Then NBL_NUMERICS_VERSION has to be raised, and these
- * digests with it; a change of the harness's data moves them too, and has to be shown not to be a change of the product.
+ * digests with it; a change of the harness's data moves them too, and has to be shown not to be a change of the
+ * product.
  */
 #include "harness.h"
 
