@@ -69,8 +69,8 @@ GOOD = ("<!-- docs/examples/embed.c -->\n```c\nint x;\n```\nRun `./dev test`. Se
 def case(readme: str, finding: str | None, table: str = "`merge/states`\n") -> Case:
     """A tree with a README and a table of tests."""
     return Case({"README.md": readme, "tests/REPORTS.md": table, "docs/a.md": "a\n",
-                 "docs/examples/embed.c": "int x;\n", "core/log.c": 'getenv("NIBBLE_LOG");\n', "tests/a.c": "Test(merge, states)\n",
-                 "dev": "cmd_test() {\n"}, finding)
+                 "docs/examples/embed.c": "int x;\n", "core/log.c": 'getenv("NIBBLE_LOG");\n',
+                 "tests/a.c": "Test(merge, states)\n", "dev": "cmd_test() {\n"}, finding)
 
 
 CASES = [
