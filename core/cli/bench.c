@@ -792,6 +792,29 @@ static int bench_recipes(nbl_session *session, nbl_timer *timer, const bench_val
     return code;
 }
 
+/* A prediction runs nothing, so options about how to run are wrong usage. */
+static int check_predict(const bench_values *values, nbl_fault *fault)
+{
+    const nbl_session_options *session = &values->session;
+    const struct {
+        const char *name;
+        bool given;
+    } options[] = {{"runs", values->runs != 0},
+                   {"calls", values->calls != 0},
+                   {"cold", values->cold},
+                   {"page", values->page_tokens != 0},
+                   {"backend", session->backend != NULL},
+                   {"backend-dir", session->backend_dir != NULL},
+                   {"device", session->ordinal != 0},
+                   {"threads", session->threads != 0},
+                   {"isa", session->isa != NULL}};
+    for (size_t i = 0; values->predict && i < sizeof options / sizeof options[0]; i++) {
+        if (options[i].given)
+            return nbl_fault_set(fault, NBL_EXIT_USAGE, "--%s: excludes --predict", options[i].name);
+    }
+    return NBL_EXIT_OK;
+}
+
 static int check_values(const bench_values *values, nbl_fault *fault)
 {
     bool known = false;
@@ -813,16 +836,15 @@ static int check_values(const bench_values *values, nbl_fault *fault)
 
 static int bench_run(int argc, char **argv, nbl_fault *fault)
 {
-    bench_values values = {.shape = NBL_SHAPE_OPTIONS_UNSET,
-                           .op_name = "attend",
-                           .recipe = "kv4",
-                           .batch = 1,
-                           .page_tokens = 64,
-                           .runs = 10};
+    bench_values values = {.shape = NBL_SHAPE_OPTIONS_UNSET, .op_name = "attend", .recipe = "kv4", .batch = 1};
     nbl_list recipes;
     nbl_session session;
     int code = nbl_options_parse(&nbl_command_bench, argc, argv, &values, fault);
+    if (code == NBL_EXIT_OK)
+        code = check_predict(&values, fault);
     nbl_shape_options_complete(&values.shape, 1);
+    values.page_tokens = values.page_tokens ? values.page_tokens : 64;
+    values.runs = values.runs ? values.runs : 10;
     if (code == NBL_EXIT_OK)
         code = check_values(&values, fault);
     if (code == NBL_EXIT_OK)

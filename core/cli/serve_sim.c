@@ -11,6 +11,7 @@
 #include <string.h>
 
 #define REQUESTS_MAX 100000u
+#define UNSET UINT32_MAX /* above what these options take */
 
 /* Options. */
 typedef struct sim_values {
@@ -463,20 +464,55 @@ static int sim_start(sim *s, nbl_session *session, nbl_fault *fault)
     return code;
 }
 
+/* An option that would have no effect is wrong usage. */
+static int values_check(const sim_values *v, nbl_fault *fault)
+{
+    const struct {
+        const char *name;
+        bool given;
+    } synthetic[] = {{"requests", v->requests != UNSET},           {"prefixes", v->prefixes != UNSET},
+                     {"prefix-tokens", v->prefix_tokens != UNSET}, {"prompt-tokens", v->prompt_tokens != UNSET},
+                     {"output-tokens", v->output_tokens != UNSET}, {"rate", !isnan(v->rate)}};
+    for (size_t i = 0; v->trace && i < sizeof synthetic / sizeof synthetic[0]; i++) {
+        if (synthetic[i].given)
+            return nbl_fault_set(fault, NBL_EXIT_USAGE, "--%s: excludes --trace", synthetic[i].name);
+    }
+    if (v->file_folder && v->file_kib == 0)
+        return nbl_fault_set(fault, NBL_EXIT_USAGE, "--file-folder: needs --file-kib");
+    if (v->q_heads % v->kv_heads != 0)
+        return nbl_fault_set(fault, NBL_EXIT_USAGE, "--hq: %u is not a multiple of --hkv %u", v->q_heads, v->kv_heads);
+    return NBL_EXIT_OK;
+}
+
+static void set_unless_given(uint32_t *value, uint32_t standard)
+{
+    *value = *value == UNSET ? standard : *value;
+}
+
+static void values_complete(sim_values *v)
+{
+    set_unless_given(&v->requests, 100);
+    set_unless_given(&v->prefixes, 4);
+    set_unless_given(&v->prefix_tokens, 96);
+    set_unless_given(&v->prompt_tokens, 32);
+    set_unless_given(&v->output_tokens, 24);
+    v->rate = isnan(v->rate) ? 0.3 : v->rate;
+    v->file_folder = v->file_folder ? v->file_folder : "/tmp";
+}
+
 static int sim_run(int argc, char **argv, nbl_fault *fault)
 {
-    sim_values values = {.requests = 100,
-                         .prefixes = 4,
-                         .prefix_tokens = 96,
-                         .prompt_tokens = 32,
-                         .output_tokens = 24,
-                         .rate = 0.3,
+    sim_values values = {.requests = UNSET,
+                         .prefixes = UNSET,
+                         .prefix_tokens = UNSET,
+                         .prompt_tokens = UNSET,
+                         .output_tokens = UNSET,
+                         .rate = NAN,
                          .seed = 1,
                          .batch = 8,
                          .chunk = 64,
                          .tokens = 1536,
                          .policy = "kv4,sinks=16",
-                         .file_folder = "/tmp",
                          .page_tokens = 16,
                          .layers = 2,
                          .q_heads = 4,
@@ -485,9 +521,9 @@ static int sim_run(int argc, char **argv, nbl_fault *fault)
     nbl_session session;
     sim s = {.values = &values};
     int code = nbl_options_parse(&nbl_command_serve_sim, argc, argv, &values, fault);
-    if (code == NBL_EXIT_OK && values.q_heads % values.kv_heads != 0)
-        code = nbl_fault_set(fault, NBL_EXIT_USAGE, "--hq: %u is not a multiple of --hkv %u", values.q_heads,
-                             values.kv_heads);
+    if (code == NBL_EXIT_OK)
+        code = values_check(&values, fault);
+    values_complete(&values);
     if (code == NBL_EXIT_OK)
         code = nbl_session_open(&session, &values.session, fault);
     if (code != NBL_EXIT_OK)

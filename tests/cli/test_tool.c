@@ -1032,6 +1032,12 @@ Test(tool, bench_predicts_without_a_backend)
     json_decref(all);
     assert_run(TOOL("bench", "--predict", "v100"), 2,
                "nibble: --predict: unknown GPU \"v100\" (known: h200, b200, b300, rtx5090)\n");
+    static const char *const runs[][2] = {{"--runs", "3"}, {"--calls", "3"}, {"--page", "16"}, {"--backend", "sim"}};
+    for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
+        char text[64];
+        snprintf(text, sizeof text, "nibble: %s: excludes --predict\n", runs[i][0]);
+        assert_run(TOOL("bench", "--predict", "h200", runs[i][0], runs[i][1]), 2, text);
+    }
     assert_run(TOOL("bench", "--predict", "h200", "--op", "gather"), 2,
                "nibble: --predict: op gather has no model (known: attend, append, prefill)\n");
     assert_run(TOOL("bench", "--predict", "h200", "--recipe", "mpfa"), 2,
@@ -1130,5 +1136,10 @@ Test(tool, serve_sim_reads_a_trace)
     assert_refused(TOOL(SERVE, "--trace", "/dev/zero"), 4, "nibble: /dev/zero: not a regular file\n");
     assert_refused(TOOL(SERVE, "--tokens", "50"), 2, "nibble: --tokens: 50 is less than the longest request");
     assert_refused(TOOL(SERVE, "--policy", "kv4,x=1"), 2, "nibble: --policy: policy modifier \"x=1\" is unknown");
+    assert_run(TOOL(SERVE, "--trace", path, "--requests", "5"), 2, "nibble: --requests: excludes --trace\n");
+    assert_run(TOOL(SERVE, "--trace", path, "--rate", "1"), 2, "nibble: --rate: excludes --trace\n");
+    assert_run(TOOL(SERVE, "--file-folder", "/tmp"), 2, "nibble: --file-folder: needs --file-kib\n");
+    assert_refused(TOOL(SERVE, "--file-folder", "/nowhere", "--file-kib", "100", "--host-kib", "100"), 2,
+                   "nibble: cache: ");
     assert_refused(TOOL(SERVE, "--hq", "3"), 2, "nibble: --hq: 3 is not a multiple of --hkv 2");
 }
