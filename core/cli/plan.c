@@ -24,7 +24,7 @@ static const nbl_option plan_options[] = {
      "head dimension of V (default: that of K)"},
     {"kv", NBL_OPTION_U32, offsetof(plan_values, kv_tokens), 1, NBL_KV_TOKENS_MAX, "N",
      "tokens per sequence (default 8192)"},
-    {"batch", NBL_OPTION_U32, offsetof(plan_values, batch), 1, 1048576, "N", "sequences (default 1)"},
+    {"batch", NBL_OPTION_U32, offsetof(plan_values, batch), 1, 65536, "N", "sequences (default 1)"},
     {"page", NBL_OPTION_U32, offsetof(plan_values, page_tokens), 1, NBL_PAGE_TOKENS_MAX, "N",
      "tokens per page (default 64)"},
     {"recipe", NBL_OPTION_TEXT, offsetof(plan_values, recipe), 0, 0, "LIST",

@@ -481,6 +481,9 @@ static int values_check(const sim_values *v, nbl_fault *fault)
         return nbl_fault_set(fault, NBL_EXIT_USAGE, "--file-folder: needs --file-kib");
     if (v->q_heads % v->kv_heads != 0)
         return nbl_fault_set(fault, NBL_EXIT_USAGE, "--hq: %u is not a multiple of --hkv %u", v->q_heads, v->kv_heads);
+    if (v->dim % NBL_DIM_STEP != 0)
+        return nbl_fault_set(fault, NBL_EXIT_USAGE, "--d: head dimension %u; multiples of %u from %u to %u are allowed",
+                             v->dim, NBL_DIM_STEP, NBL_DIM_MIN, NBL_V_DIM_MAX);
     return NBL_EXIT_OK;
 }
 

@@ -78,6 +78,8 @@ Test(tool, usage_errors_name_the_option)
     assert_run(TOOL("plan", "--kv", "-1"), 2, "nibble: --kv: \"-1\" is not a whole number from 1 to 16777216\n");
     assert_run(TOOL("plan", "--kv", "99999999999999999999"), 2,
                "nibble: --kv: \"99999999999999999999\" is not a whole number from 1 to 16777216\n");
+    assert_run(TOOL("plan", "--batch", "65537"), 2,
+               "nibble: --batch: \"65537\" is not a whole number from 1 to 65536\n");
     assert_run(TOOL("plan", "--page", "1025"), 2, "nibble: --page: \"1025\" is not a whole number from 1 to 1024\n");
     assert_run(TOOL("plan", "--recipe", ""), 2, "nibble: --recipe: the value is empty\n");
     assert_run(TOOL("plan", "--d", "17"), 2,
@@ -1141,5 +1143,7 @@ Test(tool, serve_sim_reads_a_trace)
     assert_run(TOOL(SERVE, "--file-folder", "/tmp"), 2, "nibble: --file-folder: needs --file-kib\n");
     assert_refused(TOOL(SERVE, "--file-folder", "/nowhere", "--file-kib", "100", "--host-kib", "100"), 2,
                    "nibble: cache: ");
+    assert_run(TOOL(SERVE, "--d", "17"), 2,
+               "nibble: --d: head dimension 17; multiples of 8 from 16 to 512 are allowed\n");
     assert_refused(TOOL(SERVE, "--hq", "3"), 2, "nibble: --hq: 3 is not a multiple of --hkv 2");
 }
