@@ -226,18 +226,24 @@ static void raw_run(world *w, uint32_t s, uint32_t row, uint32_t k_format, uint3
 
 Test(cache_bits, batch_equals_each_alone)
 {
-    static const uint32_t pairs[][2] = {{NBL_INT4P, NBL_INT8}, {NBL_MXFP4, NBL_MXFP4_16}, {NBL_INT4P, NBL_INT4P}};
-    static const uint32_t page_sizes[] = {1, 7, 16};
+    enum { PAIRS = 5, PAGES = 3 };
+    static const uint32_t pairs[PAIRS][2] = {{NBL_INT4P, NBL_INT8},
+                                             {NBL_MXFP4, NBL_MXFP4_16},
+                                             {NBL_INT4P, NBL_INT4P},
+                                             {NBL_NVFP4, NBL_FP8_E4M3},
+                                             {NBL_FORMAT_BF16, NBL_INT4P}};
+    static const uint32_t page_sizes[PAGES] = {1, 7, 16};
     static world w;
     nbl_error err = NBL_INIT(nbl_error);
-    for (uint32_t i = 0; i < 18; ++i) {
+    for (uint32_t i = 0; i < 2 * PAIRS * PAGES; ++i) {
+        const uint32_t *pair = pairs[i / PAGES % PAIRS];
         static result batch, alone;
         memset(&batch, 0xA5, sizeof batch);
         memset(&alone, 0xA5, sizeof alone);
-        world_open(&w, page_sizes[i % 3], i / 9);
-        cache_run(&w, pairs[i / 3 % 3][0], pairs[i / 3 % 3][1], &batch);
+        world_open(&w, page_sizes[i % PAGES], i / (PAIRS * PAGES));
+        cache_run(&w, pair[0], pair[1], &batch);
         for (uint32_t s = 0, row = 0; s < SEQUENCES; row += (uint32_t)q_rows[s++])
-            raw_run(&w, s, row, pairs[i / 3 % 3][0], pairs[i / 3 % 3][1], &alone);
+            raw_run(&w, s, row, pair[0], pair[1], &alone);
         cr_assert_eq(memcmp(&batch, &alone, sizeof batch), 0, "case %u: bytes differ", i);
         cr_assert(memcmp(batch.o[0], batch.o[1], sizeof batch.o[0]) != 0, "case %u: rows are all the same", i);
         EXPECT(w.api->close(w.device, &err));

@@ -212,10 +212,14 @@ Test(cache_policy, g2_window_is_bounded_and_cuts_do_not_matter)
 {
     const nbl_policy_rule recent = {
         .scope = NBL_SCOPE_RECENT, .tokens = 40, .k_format = NBL_INT8, .v_format = NBL_INT8};
-    static const uint32_t pairs[][2] = {{NBL_INT4P, NBL_INT8}, {NBL_MXFP4, NBL_MXFP4_16}, {NBL_INT4P, NBL_INT4P}};
+    static const uint32_t pairs[][2] = {{NBL_INT4P, NBL_INT8},
+                                        {NBL_MXFP4, NBL_MXFP4_16},
+                                        {NBL_INT4P, NBL_INT4P},
+                                        {NBL_NVFP4, NBL_NVFP4},
+                                        {NBL_FP8_E4M3, NBL_FORMAT_BF16}};
     uint32_t tokens[300];
     lab_count(tokens, 300, 1);
-    for (uint32_t i = 0; i < 3; ++i) {
+    for (uint32_t i = 0; i < sizeof pairs / sizeof pairs[0]; ++i) {
         lab l;
         nbl_cache_config config = lab_config();
         config.k_format = pairs[i][0];
