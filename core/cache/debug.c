@@ -4,15 +4,17 @@
  * @brief NBL_CACHE_DEBUG: free pages hold poison, guards lie around the regions, and both are looked at.
  *
  * A 4-bit code cannot hold a NaN, but a scale can be out of its range: poisoned pages have scale bytes 0xFF, so a read
- * of one gives values that nobody takes for right ones. Everything here waits for the device.
+ * of one gives values that nobody takes for right ones. Where a side has no scales its codes can: bytes 0xFF are a NaN
+ * in bf16, fp16 and E4M3. Everything here waits for the device.
  */
 #include "cache.h"
+#include "../num/layout.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define CODE_POISON 0x77
-#define SCALE_POISON 0xff
+#define CODE_POISON 0x77 /* large in int8 and int4p */
+#define NAN_POISON 0xff
 #define GUARD 0xdb
 
 static uint64_t page_bytes_most(const nbl_cache *cache)
@@ -23,14 +25,21 @@ static uint64_t page_bytes_most(const nbl_cache *cache)
     return most;
 }
 
+/* Tells whether the codes of both sides go with scales. */
+static bool has_scales(const nbl_region *r)
+{
+    return nbl_layout_scale_planes(r->k_format, NBL_DIM_MIN) > 0 &&
+           nbl_layout_scale_planes(r->v_format, NBL_DIM_MIN) > 0;
+}
+
 /* Fills cache->poison with a poisoned page of a class. */
 static void poison_make(const nbl_cache *cache, uint32_t class_index)
 {
     uint8_t *at = cache->poison;
     for (uint32_t g = 0; g < cache->plan.group_count; ++g) {
         const nbl_region *r = &cache->groups[g].regions[class_index];
-        memset(at, CODE_POISON, r->code_page_stride);
-        memset(at + r->code_page_stride, SCALE_POISON, r->scale_page_stride);
+        memset(at, has_scales(r) ? CODE_POISON : NAN_POISON, r->code_page_stride);
+        memset(at + r->code_page_stride, NAN_POISON, r->scale_page_stride);
         at += r->code_page_stride + r->scale_page_stride;
     }
 }

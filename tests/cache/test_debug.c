@@ -45,6 +45,41 @@ Test(cache_debug, f19_fresh_and_freed_pages_are_poisoned)
     fixture_close(&f);
 }
 
+/* The same where a side has no scales: its codes are NaN then, and its own guards are there. */
+Test(cache_debug, f19_formats_without_scales)
+{
+    static const uint32_t pairs[][2] = {{NBL_FORMAT_BF16, NBL_FORMAT_BF16},
+                                        {NBL_FORMAT_FP16, NBL_FORMAT_FP16},
+                                        {NBL_FP8_E4M3, NBL_FP8_E4M3},
+                                        {NBL_NVFP4, NBL_FP8_E4M3},
+                                        {NBL_INT8, NBL_FORMAT_BF16}};
+    for (uint32_t i = 0; i < sizeof pairs / sizeof pairs[0]; ++i) {
+        nbl_error err = NBL_INIT(nbl_error);
+        nbl_cache_config config = fixture_config();
+        config.flags = NBL_CACHE_DEBUG;
+        config.sink_tokens = 0;
+        config.k_format = pairs[i][0];
+        config.v_format = pairs[i][1];
+        fixture f = fixture_open(config);
+        f.c.state->on_append = pool_seen;
+        const uint64_t a = fixture_seq(&f);
+        fixture_grow(&f, 0, a, 1);
+        EXPECT(f.c.api->cache_verify(f.cache, &err), NBL_OK);
+        EXPECT(f.c.api->seq_free(f.cache, a, &err), NBL_OK);
+        const nbl_region *region = &seen_regions[0];
+        for (uint64_t at = 0; at < region->code_page_stride; ++at)
+            cr_assert_eq(((const uint8_t *)region->codes)[at], 0xff, "pair %u: code byte %d", i, (int)at);
+        uint8_t *const wrong[] = {(uint8_t *)region->codes - 1, (uint8_t *)region->codes + 5};
+        for (size_t w = 0; w < sizeof wrong / sizeof wrong[0]; ++w) {
+            *wrong[w] ^= 1;
+            EXPECT(f.c.api->cache_verify(f.cache, &err), NBL_E_STATE);
+            *wrong[w] ^= 1;
+        }
+        EXPECT(f.c.api->cache_verify(f.cache, &err), NBL_OK);
+        fixture_close(&f);
+    }
+}
+
 Test(cache_debug, writes_to_guards_and_free_pages_are_found)
 {
     fixture f = debug_open();
