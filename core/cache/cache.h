@@ -496,6 +496,11 @@ void nbl_file_abandon(nbl_medium *medium);
 nbl_status nbl_file_open(nbl_medium *medium, const char *path, nbl_error *err);
 void nbl_file_close(nbl_medium *medium);
 
+/* ------------------------------------------------------------------------------------------------ policy.c */
+
+/** Name of a format as policies have it, "none" for NBL_FORMAT_NONE. */
+const char *nbl_format_name(uint32_t format);
+
 /* ------------------------------------------------------------------------------------------------ debug.c */
 
 #define NBL_GUARD_BYTES 256u /**< before every region of codes and of scales, and after the last one, when debugging */

@@ -7,8 +7,8 @@
  * of one gives values that nobody takes for right ones. Where a side has no scales its codes can: bytes 0xFF are a NaN
  * in bf16, fp16 and E4M3. Everything here waits for the device.
  */
-#include "cache.h"
 #include "../num/layout.h"
+#include "cache.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -53,6 +53,15 @@ static size_t transform_find(uint32_t format)
     return i;
 }
 
+const char *nbl_format_name(uint32_t format)
+{
+    for (size_t i = 0; i < sizeof transforms / sizeof transforms[0]; ++i) {
+        if (transforms[i].format == format)
+            return transforms[i].name;
+    }
+    return "none";
+}
+
 /* Largest power of two that divides dim and does not exceed most: at least 8, for dims are multiples of it, or 0. */
 static uint32_t block_fit(uint32_t dim, uint32_t most)
 {

@@ -29,12 +29,6 @@ __attribute__((format(printf, 2, 3))) static void text_add(text *t, const char *
     t->length += length > 0 ? (uint64_t)length : 0u;
 }
 
-static const char *format_name(uint32_t format)
-{
-    static const char *const names[] = {"none", "int8", "mxfp4", "mxfp4_16", "int4p"};
-    return format < sizeof names / sizeof names[0] ? names[format] : "?";
-}
-
 /* ------------------------------------------------------------------------------------------------ metrics */
 
 /* Starts a metric; in JSON a list of samples follows. */
@@ -209,8 +203,8 @@ static void layers_add(text *t, const nbl_cache *cache, const char *name, const 
             sample_add(t, name,
                        (const label[]){{"layer", layer_text},
                                        {"class", class_text},
-                                       {"k_format", format_name(r->k_format)},
-                                       {"v_format", format_name(r->v_format)},
+                                       {"k_format", nbl_format_name(r->k_format)},
+                                       {"v_format", nbl_format_name(r->v_format)},
                                        {NULL, NULL}},
                        pages * (r->code_layer_stride + r->scale_layer_stride));
         }

@@ -171,6 +171,26 @@ Test(cache_debug, json_adds_up)
     ledger_close(&l);
 }
 
+/* Each format has its own name in the labels, the one that policies know. */
+Test(cache_debug, lines_name_every_format)
+{
+    static const char *const names[] = {"int8", "mxfp4", "mxfp4_16", "int4p", "bf16", "fp16", "fp8_e4m3", "nvfp4"};
+    for (uint32_t i = 0; i < sizeof names / sizeof names[0]; ++i) {
+        static ledger l;
+        char line[96];
+        nbl_cache_config config = ledger_config();
+        config.sink_tokens = 0;
+        config.k_format = NBL_INT8 + i;
+        config.v_format = NBL_INT8 + (i + 1u) % 8u;
+        ledger_open(&l, config);
+        char *text = text_of(&l, NBL_TEXT_PROMETHEUS);
+        (void)snprintf(line, sizeof line, "k_format=\"%s\",v_format=\"%s\"} ", names[i], names[(i + 1u) % 8u]);
+        cr_assert_not_null(strstr(text, line), "\"%s\" is not in\n%s", line, text);
+        free(text);
+        ledger_close(&l);
+    }
+}
+
 Test(cache_debug, prometheus_lines)
 {
     static ledger l;
