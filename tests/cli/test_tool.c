@@ -539,7 +539,7 @@ Test(tool, options_reach_reference_and_cache_alike)
 
 Test(tool, decode_equals_prefill)
 {
-    static const char *const recipes[] = {"qk4v8", "mxkv4", "kv4", "k4v8", "kv8"};
+    static const char *const recipes[] = {"qk4v8", "mxkv4", "kv4", "k4v8", "kv8", "bf16", "fp8", "nvfp4", "mpfa"};
     for (size_t i = 0; i < sizeof recipes / sizeof recipes[0]; i++) {
         json_t *document =
             tool_json(TOOL("attend", "--json", "--generate", "gaussian", SHAPE_SMALL, "--nq", "300", "--recipe",
