@@ -169,10 +169,12 @@ Test(accuracy, D5_a_tiny_first_append_does_not_spoil_the_next)
 /* ------------------------------------------------------------------------------------------------ small weights */
 
 /* One key whose weight is half of the sum, 4100 others below 2^-12 each. */
-static void init_hot_key(trial *t, lab *l, uint32_t format)
+static void init_hot_key(trial *t, lab *l, uint32_t k_format, uint32_t v_format, uint32_t q_format)
 {
     problem p = problem_default(lab_seed(12300));
-    problem_formats(&p, format, format);
+    const float one = k_format == NBL_NVFP4 ? 1.5f : 1.0f; /* 1/6 is no scale of nvfp4 */
+    problem_formats(&p, k_format, v_format);
+    p.q_format = q_format;
     p.kv_len[0] = 4101;
     p.q_len[0] = 1;
     p.shape.kv_heads = p.q_heads = 1;
@@ -180,10 +182,11 @@ static void init_hot_key(trial *t, lab *l, uint32_t format)
     p.q_data = DATA_ONES;
     p.k_data = DATA_ZERO;
     p.v_data = DATA_ONES;
-    p.sm_scale = 8.3125f / 64.0f; /* e^8.3125 = 4075 */
+    p.q_scale = p.v_scale = one;
+    p.sm_scale = 8.3125f / 64.0f / (one * one); /* e^8.3125 = 4075 */
     trial_init(t, l, &p);
     for (uint32_t d = 0; d < 64; ++d) {
-        oracle_tensor_set(&t->k.tensor[HOST], 2000, 0, d, 0, 1.0f);
+        oracle_tensor_set(&t->k.tensor[HOST], 2000, 0, d, 0, one);
         oracle_tensor_set(&t->v.tensor[HOST], 2000, 0, d, 0, 0.0f);
     }
     buffer_upload(l, &t->k.memory);
@@ -194,12 +197,15 @@ Test(accuracy, B10_one_hot_key_and_many_small_weights)
 {
     lab l;
     lab_open(&l);
-    for (uint32_t format = NBL_INT8; format <= NBL_INT4P; ++format) {
+    for (uint32_t format = NBL_INT8; format <= NBL_NVFP4 + 1u; ++format) { /* the last one: the Blackwell core */
+        const bool is_fp4 = format > NBL_NVFP4;
         trial t;
         double lse_error = 0.0;
-        init_hot_key(&t, &l, format);
+        init_hot_key(&t, &l, is_fp4 ? NBL_NVFP4 : format, is_fp4 ? NBL_FP8_E4M3 : format,
+                     is_fp4 ? NBL_Q_FP4 : NBL_Q_DEFAULT);
         if (trial_append(&t) && trial_attend(&t)) {
             double error = trial_error(&t, &lse_error);
+            cr_log_info("format %u: relative error %g", format, error);
             cr_assert(error < 0.08, "format %u: relative error %g", format, error);
         }
         trial_free(&t);
