@@ -34,7 +34,7 @@ typedef struct nbl_session_options {
         {"threads", NBL_OPTION_U32, offsetof(type, session.threads), 1, 1024, "N", "team size of sim"},                \
     {                                                                                                                  \
         "isa", NBL_OPTION_TEXT, offsetof(type, session.isa), 0, 0, "NAME",                                             \
-            "instruction set of sim: scalar, avx2, avx512, amx; neon, i8mm on AArch64"                                                        \
+            "instruction set of sim: scalar, avx2, avx512, amx; neon, i8mm on AArch64"                                 \
     }
 
 /** An open device and the calls to use it. */
