@@ -525,6 +525,34 @@ Test(transcode, same_format_keeps_the_values)
     lab_finish(&l);
 }
 
+/* Head scales of the source, of the destination, or other ones of both (NUM 6.7). */
+Test(transcode, B6_head_scales_of_two_pools)
+{
+    const uint32_t pairs = PROBLEM_PAIRS - PROBLEM_INT_PAIRS;
+    lab l;
+    lab_open(&l);
+    for (uint32_t i = 0; i < 3u * pairs; ++i) {
+        problem p = stored(i);
+        trial src, dst;
+        page_pairs x;
+        problem_pair(&p, PROBLEM_INT_PAIRS + i % pairs);
+        p.head_scales = i / pairs != 1u;
+        p.page_order = ORDER_SEQUENTIAL;
+        init_filled(&src, &l, p);
+        p.seed += 1000u; /* other scales */
+        p.head_scales = i / pairs != 2u;
+        p.shape.layers = 2;
+        trial_init(&dst, &l, &p);
+        pairs_init(&l, &x, (const void *)src.page_table.host, (const void *)dst.page_table.host,
+                   (const int32_t[]){16, 16, 11}, 3);
+        run_transcode(&src, &dst, &x);
+        pairs_free(&l, &x);
+        trial_free(&dst);
+        trial_free(&src);
+    }
+    lab_finish(&l);
+}
+
 Test(transcode, int8_to_4_bit_has_the_error_of_4_bit)
 {
     static const double most[] = {0.012, 0.125, 0.115, 0.095};
