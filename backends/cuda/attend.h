@@ -212,6 +212,10 @@ int nbl_cuda_decode_supports(const attend_params *p);
 /** Split calls that nbl_cuda_decode_supports takes; writes `states`. */
 cudaError_t nbl_cuda_attend_decode(const attend_params *p, cudaStream_t stream);
 
+/** Second half of such a call if it wants no states (state_head.data is NULL) and has chunks: what
+ *  nbl_cuda_attend_fold does, but it reads what prepare wrote before the kernel of the first half has ended. */
+cudaError_t nbl_cuda_attend_decode_fold(const attend_params *p, cudaStream_t stream);
+
 /** 1 if the kernel for short caches takes the call; looks at sizes, formats and flags only, never at device memory. */
 int nbl_cuda_short_supports(const attend_params *p);
 /** Whole calls that nbl_cuda_short_supports takes: no prepare before it, no fold after. */

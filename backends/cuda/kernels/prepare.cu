@@ -19,7 +19,6 @@
 #define THREADS 256u
 #define VECTORS_MAX (THREADS / 2u)
 #define BLOCKS_PER_PROCESSOR 4
-#define ROWS_PER_TEAM 2u
 
 /* ------------------------------------------------------------------------------------------------ sequences */
 
@@ -131,13 +130,14 @@ static __device__ void prepare_row(const attend_params &p, uint32_t row, bool ac
 {
     uint32_t token = active ? row / p.q_heads : 0u;
     uint32_t head = active ? row % p.q_heads : 0u;
+    float x[BLOCK16];
+    query16_read(p, token, head, active, b, x); /* on its way while the sequence is looked for */
     uint32_t sequence = find_sequence(p, token);
     block16_centering centering = {NULL, NULL, NULL};
     if (p.centering) {
         centering = block16_centering_of(&p.centers, sequence, p.kv_heads, head / p.group_rows, p.k_dim, p.status);
     }
-    float x[BLOCK16];
-    query16_load(p, token, head, active, b, centering, x);
+    query16_transform(p, b, centering, x);
     if (IS_FP4) {
         finish_fp4_row(p, x, row, team, b, slot, active, sequence, head / p.group_rows, centering);
         return;
@@ -164,8 +164,8 @@ template <bool IS_FP4> static __device__ void prepare_rows(const attend_params &
     uint32_t place = threadIdx.x / team;
     uint32_t b = threadIdx.x % team;
     uint32_t rows = p.q_tokens * p.q_heads; /* below 2^31 */
-    for (uint32_t i = 0; i < ROWS_PER_TEAM; ++i) {
-        uint32_t row = (block * ROWS_PER_TEAM + i) * vectors + place;
+    for (uint32_t first = block * vectors; first < rows; first += (gridDim.x - p.batch) * vectors) {
+        uint32_t row = first + place;
         prepare_row<IS_FP4>(p, row, place < vectors && row < rows, team, b, &slots[min(place, vectors - 1u)]);
     }
 }
@@ -186,9 +186,10 @@ static __global__ void __launch_bounds__(THREADS, IS_FP4 ? 1 : BLOCKS_PER_PROCES
 
 extern "C" cudaError_t nbl_cuda_attend_prepare(const attend_params *p, cudaStream_t stream)
 {
-    uint64_t vectors = THREADS * BLOCK16 / p->k_dim_padded * ROWS_PER_TEAM;
-    uint64_t rows = p->rows_later ? 0u : (uint64_t)p->q_tokens * p->q_heads;
-    const dim3 grid((uint32_t)(p->batch + (rows + vectors - 1u) / vectors));
+    const uint32_t vectors = THREADS * BLOCK16 / p->k_dim_padded;
+    const uint32_t rows = p->rows_later ? 0u : p->q_tokens * p->q_heads; /* below 2^31 */
+    const uint32_t blocks = (rows + vectors - 1u) / vectors, most = BLOCKS_PER_PROCESSOR * p->processors;
+    const dim3 grid(p->batch + (blocks < most ? blocks : most));
     return p->fp4_format != NBL_FORMAT_NONE ? launch_after(prepare_kernel<true>, grid, THREADS, 0, stream, p)
                                             : launch_after(prepare_kernel<false>, grid, THREADS, 0, stream, p);
 }
