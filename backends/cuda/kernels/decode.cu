@@ -24,7 +24,6 @@
  */
 #include "../tile/decode_keys.cuh"
 #include "../tile/decode_load.cuh"
-#include "../tile/decode_pair.cuh"
 #include "../tile/decode_scales.cuh"
 #include "../tile/decode_softmax.cuh"
 #include "../tile/decode_unit.cuh"
@@ -38,6 +37,9 @@ template <int D, int RPL> struct shape {
     /* of a multiprocessor; more would leave too few registers */
     static constexpr int warps = RPL == 1 ? (D <= 128 ? 16 : 8) : (D == 128 ? 12 : 8);
 };
+
+constexpr uint32_t RESERVED_BYTES = 1024; /* of a block's shared memory, for the system */
+constexpr uint32_t DEFAULT_BYTES = 49152; /* that a block may have without being asked */
 
 /* ---------------------------------------------------------------------------------------------- queries and states */
 
@@ -110,9 +112,9 @@ template <int D, int RPL, typename F> struct walker {
     int32_t acc[RPL][D / 16][4];
 
     /* Begins at the unit's first tile, with the first turns asked for. */
-    __device__ __forceinline__ void begin()
+    __device__ __forceinline__ void begin(uint32_t guessed, int32_t guess)
     {
-        if (!begin_walk(p, u, lane, ask)) {
+        if (!begin_walk(p, u, guessed, guess, lane, ask)) {
             return; /* prepare finds it too, and takes the sequence out */
         }
         ask.to[0] = place_of<128u>(lane);
@@ -280,14 +282,17 @@ __global__ void __launch_bounds__(32, shape<D, RPL>::warps) decode_kernel(const 
     __shared__ __align__(128) warp_memory<D, RPL> m;
     const uint32_t lane = threadIdx.x;
     unit u;
-    if (!load_unit(p, blockIdx.x, u)) {
+    place_unit(p, blockIdx.x, u);
+    const uint32_t guessed = (p.first_chunk + u.chunk) * CUDA_CHUNK_TILES;
+    const int32_t guess = guess_page(p, u.sequence, guessed, lane);
+    if (!load_unit(p, u)) {
         ptx_grid_wait(); /* the step after this one relies on it */
         return;
     }
     walker<D, RPL, F> w = {p, m, u, lane, lane / 4u, lane % 4u};
     w.high_nibbles = load_constant(m, lane);
     __syncwarp();
-    w.begin();
+    w.begin(guessed, guess);
     ptx_grid_wait();
     ptx_grid_release();
     if (p.sequences[u.sequence].q_len == 0) {
@@ -309,22 +314,29 @@ __global__ void __launch_bounds__(32, shape<D, RPL>::warps) decode_kernel(const 
 
 /* A block is a warp: what steers it is then known to be the same for all its lanes, and the hardware hands a unit to
  * whichever slot is free. */
+/* Shared memory to ask for beyond the `bytes` of a block, so that no multiprocessor has room for more than its share of
+ * the blocks: those that are let in early go where there is room, not where there is least work. */
+uint32_t spread_bytes(const attend_params *p, uint32_t units, uint32_t bytes)
+{
+    const uint32_t share = (units + p->processors - 1u) / p->processors;
+    const uint32_t most = (p->shared_bytes + RESERVED_BYTES) / share,
+                   wanted = most < DEFAULT_BYTES ? most : DEFAULT_BYTES;
+    return wanted > bytes + RESERVED_BYTES ? (wanted - bytes - RESERVED_BYTES) / 128u * 128u : 0u;
+}
+
 template <int D, int RPL, typename F> cudaError_t launch(const attend_params *p, cudaStream_t stream)
 {
     const uint32_t units = p->batch * p->kv_heads * p->chunks;
-    return units == 0 ? cudaSuccess : launch_after(decode_kernel<D, RPL, F>, dim3(units), 32u, 0, stream, p);
+    if (units == 0) {
+        return cudaSuccess;
+    }
+    const uint32_t spread = spread_bytes(p, units, sizeof(warp_memory<D, RPL>));
+    return launch_after(decode_kernel<D, RPL, F>, dim3(units), 32u, spread, stream, p);
 }
 
-template <int D> cudaError_t launch_rows(const attend_params *p, cudaStream_t stream)
+template <int D, typename F> cudaError_t launch_rows(const attend_params *p, cudaStream_t stream)
 {
-    return p->q_len_max * p->group_rows <= 4u ? launch<D, 1, any_formats>(p, stream)
-                                              : launch<D, 2, any_formats>(p, stream);
-}
-
-template <uint32_t K, uint32_t V> cudaError_t launch_known(const attend_params *p, cudaStream_t stream)
-{
-    return p->q_len_max * p->group_rows <= 4u ? launch<128, 1, call_formats<K, V>>(p, stream)
-                                              : cuda_attend_decode_pair<K, V>(p, stream);
+    return p->q_len_max * p->group_rows <= 4u ? launch<D, 1, F>(p, stream) : launch<D, 2, F>(p, stream);
 }
 
 /* Head dimension 128, where most calls are: kernels of their own for the usual formats, if all pages have them. */
@@ -332,12 +344,12 @@ cudaError_t launch_128(const attend_params *p, cudaStream_t stream)
 {
     const cuda_region *r = &p->pages.regions[0];
     switch (p->pages.region_count == 1u ? r->k_format << 8 | r->v_format : 0u) {
-    case NBL_INT4P << 8 | NBL_INT4P: return launch_known<NBL_INT4P, NBL_INT4P>(p, stream);
-    case NBL_MXFP4 << 8 | NBL_MXFP4: return launch_known<NBL_MXFP4, NBL_MXFP4>(p, stream);
-    case NBL_INT4P << 8 | NBL_INT8: return launch_known<NBL_INT4P, NBL_INT8>(p, stream);
-    case NBL_MXFP4 << 8 | NBL_INT8: return launch_known<NBL_MXFP4, NBL_INT8>(p, stream);
-    case NBL_INT8 << 8 | NBL_INT8: return launch_known<NBL_INT8, NBL_INT8>(p, stream);
-    default: return launch_rows<128>(p, stream);
+    case NBL_INT4P << 8 | NBL_INT4P: return launch_rows<128, call_formats<NBL_INT4P, NBL_INT4P>>(p, stream);
+    case NBL_MXFP4 << 8 | NBL_MXFP4: return launch_rows<128, call_formats<NBL_MXFP4, NBL_MXFP4>>(p, stream);
+    case NBL_INT4P << 8 | NBL_INT8: return launch_rows<128, call_formats<NBL_INT4P, NBL_INT8>>(p, stream);
+    case NBL_MXFP4 << 8 | NBL_INT8: return launch_rows<128, call_formats<NBL_MXFP4, NBL_INT8>>(p, stream);
+    case NBL_INT8 << 8 | NBL_INT8: return launch_rows<128, call_formats<NBL_INT8, NBL_INT8>>(p, stream);
+    default: return launch_rows<128, any_formats>(p, stream);
     }
 }
 
@@ -367,8 +379,8 @@ int nbl_cuda_decode_supports(const attend_params *p)
 cudaError_t nbl_cuda_attend_decode(const attend_params *p, cudaStream_t stream)
 {
     switch (p->k_dim) {
-    case 64: return launch_rows<64>(p, stream);
+    case 64: return launch_rows<64, any_formats>(p, stream);
     case 128: return launch_128(p, stream);
-    default: return launch_rows<256>(p, stream);
+    default: return launch_rows<256, any_formats>(p, stream);
     }
 }

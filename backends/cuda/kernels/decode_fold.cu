@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file decode_fold.cu
- * @brief Second half of the decode kernels' calls: chunk states, in order, to O and LSE (NUM 5.6, 5.7). A warp, which is
- * a block, per row. Calls that want the states themselves take fold.cu.
+ * @brief Second half of a call of the decode kernel: chunk states, in order, to O and LSE (NUM 5.6, 5.7). A warp, which
+ * is a block, per row. Calls with many chunks, or that want the states themselves, take fold.cu.
  */
 #include "../attend.h"
 #include "../tile/finish_warp.cuh"
@@ -11,6 +11,8 @@
 
 namespace
 {
+
+constexpr uint32_t CHUNKS_MAX = 32; /* more are folded sooner by a block a row, which has all of them on their way */
 
 /* States that are on their way at once; a lane has the head of one. */
 template <int E> constexpr uint32_t AT_ONCE = 64u / E;
@@ -82,12 +84,10 @@ template <int E> __global__ void __launch_bounds__(32) decode_fold_kernel(const 
 {
     const uint32_t lane = threadIdx.x;
     fold_row row;
-    const bool good = read_fold_row(p, blockIdx.x, row); /* prepare has ended: the decode kernels waited for it */
-    const float *states = p.states + (uint64_t)row.index * p.chunks * p.state_floats;
-    ptx_grid_wait(); /* no release: blocks of a next call that came early would not be spread evenly */
-    if (!good) {
+    if (!begin_fold_row(p, blockIdx.x, row)) {
         return;
     }
+    const float *states = p.states + (uint64_t)row.index * p.chunks * p.state_floats;
     row_total<E> total = {nbl_state_empty(row.offset), {}};
 #pragma unroll 1
     for (uint32_t first = 0; first < row.live; first += AT_ONCE<E>) {
@@ -102,6 +102,11 @@ template <int E> cudaError_t launch(const attend_params *p, cudaStream_t stream)
 }
 
 } // namespace
+
+extern "C" int nbl_cuda_decode_fold_supports(const attend_params *p)
+{
+    return p->folds_early && p->state_head.data == NULL && p->chunks <= CHUNKS_MAX;
+}
 
 extern "C" cudaError_t nbl_cuda_attend_decode_fold(const attend_params *p, cudaStream_t stream)
 {

@@ -130,8 +130,7 @@ static __global__ void __launch_bounds__(FINISH_THREADS) fold_kernel(const __gri
     __shared__ float shared[V * FINISH_THREADS];
     __shared__ fold_memory m;
     fold_row row;
-    ptx_grid_wait(); /* no release: blocks of a next call that came early would not be spread evenly */
-    if (!read_fold_row(p, blockIdx.x, row)) {
+    if (!begin_fold_row(p, blockIdx.x, row)) {
         return;
     }
     nbl_state_head total = nbl_state_empty(row.offset);
@@ -164,6 +163,9 @@ extern "C" cudaError_t nbl_cuda_attend_fold(const attend_params *p, cudaStream_t
 {
     if (!p->split && p->state_head.data == NULL) {
         return cudaSuccess;
+    }
+    if (nbl_cuda_decode_fold_supports(p)) {
+        return nbl_cuda_attend_decode_fold(p, stream);
     }
     if (p->v_dim <= FINISH_THREADS) {
         return launch<1>(p, stream);

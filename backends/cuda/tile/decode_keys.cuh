@@ -143,8 +143,8 @@ PTX_FN float2 read_k_scales(const uint8_t *exponents, uint32_t g)
 }
 
 /** Sums of a group's two 16-token tiles. */
-template <int D, int RPL, typename Memory>
-PTX_FN void k_group(const Memory &m, const uint8_t *codes, uint32_t format, uint32_t group, uint32_t lane,
+template <int D, int RPL>
+PTX_FN void k_group(const warp_memory<D, RPL> &m, const uint8_t *codes, uint32_t format, uint32_t group, uint32_t lane,
                     const int32_t (&bias)[2], int32_t (&s)[2][4])
 {
     const uint32_t g = lane / 4u, t = lane % 4u;

@@ -59,8 +59,17 @@ PTX_FN void fetch_page(const unit &u, uint32_t tile, uint32_t lane, asker &a)
     }
 }
 
-/** Puts the asker before the unit's first tile; false if a page of that tile is not one of the pool. */
-PTX_FN bool begin_walk(const attend_params &p, const unit &u, uint32_t lane, asker &a)
+/** Reads the page id of the lane's group of the tile that a unit most likely begins with, before it is known whether
+ *  there is one. */
+PTX_FN int32_t guess_page(const attend_params &p, uint32_t sequence, uint32_t tile, uint32_t lane)
+{
+    const uint32_t entry = (tile * CUDA_TILE_TOKENS + lane % GROUPS * GROUP) / p.pages.page_tokens;
+    return entry < p.page_table_stride ? p.page_table[(uint64_t)sequence * p.page_table_stride + entry] : -1;
+}
+
+/** Puts the asker before the unit's first tile; `guess` is the page of the lane's group there if that is tile
+ *  `guessed`. False if a page of that tile is not one of the pool. */
+PTX_FN bool begin_walk(const attend_params &p, const unit &u, uint32_t guessed, int32_t guess, uint32_t lane, asker &a)
 {
     const uint32_t first = u.first_tile * CUDA_TILE_TOKENS + lane % GROUPS * GROUP;
     a = {};
@@ -70,8 +79,13 @@ PTX_FN bool begin_walk(const attend_params &p, const unit &u, uint32_t lane, ask
     if (u.first_tile >= u.end_tile) {
         return true;
     }
-    a.page = u.pages[u.first_tile * CUDA_TILE_TOKENS / p.pages.page_tokens]; /* also for lanes whose group is not there */
-    fetch_page(u, a.tile, lane, a);
+    const bool has_group = lane % GROUPS < groups_in(u.kv_len, a.tile);
+    if (a.tile == guessed) {
+        const int32_t first_page = __shfl_sync(0xffffffffu, guess, 0);
+        a.page = has_group ? guess : first_page; /* any page that is there */
+    } else {
+        a.page = u.pages[has_group ? a.entry : a.tile * CUDA_TILE_TOKENS / p.pages.page_tokens];
+    }
     return __all_sync(0xffffffffu, cuda_region_find(&p.pages, a.page) != NULL);
 }
 
@@ -116,10 +130,10 @@ PTX_FN uint32_t region_of(const cuda_pages &pages, uint32_t page)
     return which;
 }
 
-/** Finds the pages of the asker's tile and asks for its scales, of K if bit 0 of `kinds` is set, of V if bit 1 is. Groups past the end repeat the last one that is there,
+/** Finds the pages of the asker's tile and asks for its scales. Groups past the end repeat the last one that is there,
  *  so that every tile has four. */
-template <int D, typename F, typename Memory>
-PTX_FN void begin_tile(const attend_params &p, Memory &m, const unit &u, uint32_t lane, uint32_t kinds, asker &a)
+template <int D, int RPL, typename F>
+PTX_FN void begin_tile(const attend_params &p, warp_memory<D, RPL> &m, const unit &u, uint32_t lane, asker &a)
 {
     const uint32_t group = lane % GROUPS;
     const uint32_t kind = lane / GROUPS % 2u;
@@ -146,14 +160,10 @@ PTX_FN void begin_tile(const attend_params &p, Memory &m, const unit &u, uint32_
         }
     }
     const uint32_t to = group * GROUP + kind * 16u;
-    if (kinds & 1u) {
-        ask_planes<D>(ptx_shared_address(&m.raw[0][0][0]) + to, k_scales, planes_of<D>(k_format), p.pages.page_tokens,
-                      lane);
-    }
-    if (kinds & 2u) {
-        ask_planes<D>(ptx_shared_address(&m.raw[1][0][0]) + to, v_scales, planes_of<D>(v_format), p.pages.page_tokens,
-                      lane);
-    }
+    ask_planes<D>(ptx_shared_address(&m.raw[0][0][0]) + to, k_scales, planes_of<D>(k_format), p.pages.page_tokens,
+                  lane);
+    ask_planes<D>(ptx_shared_address(&m.raw[1][0][0]) + to, v_scales, planes_of<D>(v_format), p.pages.page_tokens,
+                  lane);
     if (!F::are_known) {
         a.formats = __reduce_or_sync(0xffffffffu, k_format << (4u * group) | v_format << (16u + 4u * group));
     }
@@ -243,7 +253,7 @@ PTX_FN void ask_turn(const attend_params &p, warp_memory<D, RPL> &m, const unit 
 {
     if (a.tile < u.end_tile) {
         if (a.index == 0) {
-            begin_tile<D, F>(p, m, u, lane, 3u, a);
+            begin_tile<D, RPL, F>(p, m, u, lane, a);
         }
         const uint32_t to = ptx_shared_address(m.ring[a.slot]);
         if (a.index < GROUPS) {

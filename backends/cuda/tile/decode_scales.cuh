@@ -101,8 +101,8 @@ PTX_FN void store_words(uint32_t *to, const uint32_t (&x)[4])
     *reinterpret_cast<uint4 *>(to) = make_uint4(x[0], x[1], x[2], x[3]);
 }
 
-template <int D, typename Memory>
-PTX_FN void store_k_scales(Memory &m, uint32_t lane, uint32_t format, const token_scales<D> &s)
+template <int D, int RPL>
+PTX_FN void store_k_scales(warp_memory<D, RPL> &m, uint32_t lane, uint32_t format, const token_scales<D> &s)
 {
     if (format != NBL_INT8) {
 #pragma unroll
@@ -114,8 +114,8 @@ PTX_FN void store_k_scales(Memory &m, uint32_t lane, uint32_t format, const toke
     reinterpret_cast<uint32_t *>(m.k_exponent)[lane] = s.exponents;
 }
 
-template <int D, typename Memory>
-PTX_FN void store_v_scales(Memory &m, uint32_t lane, uint32_t format, const token_scales<D> &s)
+template <int D, int RPL>
+PTX_FN void store_v_scales(warp_memory<D, RPL> &m, uint32_t lane, uint32_t format, const token_scales<D> &s)
 {
     if (format != NBL_INT8) {
 #pragma unroll
@@ -139,9 +139,9 @@ PTX_FN void prepare_scales(warp_memory<D, RPL> &m, uint32_t k_format, uint32_t v
 {
     token_scales<D> s = {};
     read_scales<D>(m.raw[0], k_format, tokens, lane, s);
-    store_k_scales<D>(m, lane, k_format, s);
+    store_k_scales<D, RPL>(m, lane, k_format, s);
     read_scales<D>(m.raw[1], v_format, tokens, lane, s);
-    store_v_scales<D>(m, lane, v_format, s);
+    store_v_scales<D, RPL>(m, lane, v_format, s);
     __syncwarp();
 }
 

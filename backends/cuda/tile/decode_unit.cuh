@@ -62,12 +62,18 @@ template <int RPL> PTX_FN lane_rows<RPL> load_rows(const attend_params &p, const
     return rows;
 }
 
-/** The unit's rows and tiles; false if there is nothing to do. Lengths are checked here too: prepare may not be done. */
-PTX_FN bool load_unit(const attend_params &p, uint32_t index, unit &u)
+/** Which chunk of which kv head the index-th unit is. */
+PTX_FN void place_unit(const attend_params &p, uint32_t index, unit &u)
 {
     u.chunk = index % p.chunks;
     u.kv_head = index / p.chunks % p.kv_heads;
     u.sequence = index / p.chunks / p.kv_heads;
+}
+
+/** The rows and tiles of a unit that has been placed; false if there is nothing to do. Lengths are checked here too:
+ *  prepare may not be done. */
+PTX_FN bool load_unit(const attend_params &p, unit &u)
+{
     const sequence_lengths s = read_lengths(p, u.sequence);
     if (!s.good || s.q_len == 0 || u.chunk >= cuda_live_chunks(&p, s.kv_len)) {
         return false;

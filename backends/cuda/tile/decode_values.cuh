@@ -22,30 +22,14 @@ PTX_FN uint2 v_words(const uint8_t *codes, uint32_t row_bytes, uint32_t quad, ui
     return *reinterpret_cast<const uint2 *>(codes + quad * row_bytes + chunk * 16u + g % 2u * 8u);
 }
 
-/** transpose_bytes, of which part `part` of PARTS is wanted: bytes 4 / PARTS * part.. of each word. */
-template <int PARTS>
-PTX_FN void transpose_part(const uint32_t (&in)[4], [[maybe_unused]] uint32_t part, uint32_t (&out)[4 / PARTS])
-{
-    static_assert(PARTS == 1 || PARTS == 2, "all bytes or half of them");
-    if constexpr (PARTS == 1) {
-        transpose_bytes(in, out);
-    } else {
-        const uint32_t pick = part == 0 ? 0x5140u : 0x7362u;
-        const uint32_t a = ptx_prmt(in[0], in[1], pick), b = ptx_prmt(in[2], in[3], pick);
-        out[0] = ptx_prmt(a, b, 0x5410u);
-        out[1] = ptx_prmt(a, b, 0x7632u);
-    }
-}
-
 /** One digit of the lane's four weights (bytes of `digits`) times the factors of four blocks: out[i] for block i,
  *  tokens as bytes. */
-template <int PARTS>
-PTX_FN void multiply_digits(uint32_t digits, const uint32_t *factors, uint32_t part, uint32_t (&out)[4 / PARTS])
+PTX_FN void multiply_digits(uint32_t digits, const uint32_t *factors, uint32_t (&out)[4])
 {
     const uint4 f = *reinterpret_cast<const uint4 *>(factors);
     const uint32_t by_token[4] = {f.x * ptx_prmt(digits, 0, 0x4440u), f.y * ptx_prmt(digits, 0, 0x4441u),
                                   f.z * ptx_prmt(digits, 0, 0x4442u), f.w * ptx_prmt(digits, 0, 0x4443u)};
-    transpose_part<PARTS>(by_token, part, out);
+    transpose_bytes(by_token, out);
 }
 
 /** The digits a lane works with: of its column, or both. p: weights of tokens 4t..4t + 3 and 16 more. */
@@ -75,35 +59,35 @@ PTX_FN uint32_t int4p_high(uint32_t w, uint32_t high_nibbles)
 }
 
 /** Digits times factors of the blocks 4w..4w + 3 of parity `odd`: [digit][16-token half][block]. */
-template <int RPL, int PARTS>
+template <int RPL>
 PTX_FN void weigh_blocks(const uint32_t (&digits)[RPL][2], const uint32_t *factors, uint32_t odd, uint32_t t,
-                         uint32_t part, uint32_t (&out)[RPL][2][4 / PARTS])
+                         uint32_t (&out)[RPL][2][4])
 {
 #pragma unroll
     for (int digit = 0; digit < RPL; ++digit) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            multiply_digits<PARTS>(digits[digit][half], factors + odd * CUDA_TILE_TOKENS + 4u * t + 16 * half, part,
-                                   out[digit][half]);
+            multiply_digits(digits[digit][half], factors + odd * CUDA_TILE_TOKENS + 4u * t + 16 * half,
+                            out[digit][half]);
         }
     }
 }
 
 /** int4p: pairs of blocks of 16 elements. */
-template <int D, int RPL, int PARTS>
+template <int D, int RPL>
 PTX_FN void v_group_int4p(const uint8_t *codes, const uint32_t *factors, const uint32_t (&p)[2], uint32_t g, uint32_t t,
-                          uint32_t part, uint32_t high_nibbles, int32_t (&acc)[RPL][D / 16 / PARTS][4])
+                          uint32_t high_nibbles, int32_t (&acc)[RPL][D / 16][4])
 {
-    uint32_t digits[RPL][2], even[RPL][2][4 / PARTS], odd[RPL][2][4 / PARTS];
+    uint32_t digits[RPL][2], even[RPL][2][4], odd[RPL][2][4];
     digits_of<RPL>(p, g, digits);
 #pragma unroll
-    for (int i = 0; i < D / 32 / PARTS; ++i) {
+    for (int i = 0; i < D / 32; ++i) {
         if (i % 4 == 0) {
-            weigh_blocks<RPL, PARTS>(digits, factors + i / 4 * 2 * CUDA_TILE_TOKENS, 0, t, part, even);
-            weigh_blocks<RPL, PARTS>(digits, factors + i / 4 * 2 * CUDA_TILE_TOKENS, 1, t, part, odd);
+            weigh_blocks<RPL>(digits, factors + i / 4 * 2 * CUDA_TILE_TOKENS, 0, t, even);
+            weigh_blocks<RPL>(digits, factors + i / 4 * 2 * CUDA_TILE_TOKENS, 1, t, odd);
         }
-        const uint2 w0 = v_words(codes, 2u * D / PARTS, t, i, g);
-        const uint2 w1 = v_words(codes, 2u * D / PARTS, 4u + t, i, g);
+        const uint2 w0 = v_words(codes, 2u * D, t, i, g);
+        const uint2 w1 = v_words(codes, 2u * D, 4u + t, i, g);
         const uint32_t low[4] = {int4p_low(w0.x, high_nibbles), int4p_low(w0.y, high_nibbles),
                                  int4p_low(w1.x, high_nibbles), int4p_low(w1.y, high_nibbles)};
         const uint32_t high[4] = {int4p_high(w0.x, high_nibbles), int4p_high(w0.y, high_nibbles),
@@ -126,9 +110,9 @@ template <bool HIGH> PTX_FN uint32_t interleave(uint32_t a, uint32_t b)
 
 /** Digits of mxfp4's weights, twice as large, times the factors of blocks of 32: out[digit][k][i] for block i. The
  *  eight tokens of a lane come in this order: 4t, 4t + 16, 4t + 1, 4t + 17 (k = 0), then the others (k = 1). */
-template <int RPL, int PARTS>
-PTX_FN void weigh_interleaved(const uint32_t (&digits)[RPL][2], const uint32_t *factors, uint32_t t, uint32_t part,
-                              uint32_t (&out)[RPL][2][4 / PARTS])
+template <int RPL>
+PTX_FN void weigh_interleaved(const uint32_t (&digits)[RPL][2], const uint32_t *factors, uint32_t t,
+                              uint32_t (&out)[RPL][2][4])
 {
     const uint4 f0 = *reinterpret_cast<const uint4 *>(factors + 4u * t);
     const uint4 f1 = *reinterpret_cast<const uint4 *>(factors + 16u + 4u * t);
@@ -139,15 +123,15 @@ PTX_FN void weigh_interleaved(const uint32_t (&digits)[RPL][2], const uint32_t *
                                    f0.y * ptx_prmt(low, 0, 0x4441u), f1.y * ptx_prmt(high, 0, 0x4441u)};
         const uint32_t second[4] = {f0.z * ptx_prmt(low, 0, 0x4442u), f1.z * ptx_prmt(high, 0, 0x4442u),
                                     f0.w * ptx_prmt(low, 0, 0x4443u), f1.w * ptx_prmt(high, 0, 0x4443u)};
-        transpose_part<PARTS>(first, part, out[digit][0]);
-        transpose_part<PARTS>(second, part, out[digit][1]);
+        transpose_bytes(first, out[digit][0]);
+        transpose_bytes(second, out[digit][1]);
     }
 }
 
 /** 16 elements of a block of mxfp4: x and y are codes of elements 2g and 2g + 1, tokens in the order of b. */
-template <int RPL, int BLOCKS>
+template <int D, int RPL>
 PTX_FN void v_mma_e2m1(const e2m1_tables &tables, uint32_t x, uint32_t y, const uint32_t (&b)[RPL][2], int at,
-                       int32_t (&acc)[RPL][BLOCKS][4])
+                       int32_t (&acc)[RPL][D / 16][4])
 {
     uint32_t up[4], down[4];
     e2m1_operands<8>(tables, x, y, up, down);
@@ -160,71 +144,61 @@ PTX_FN void v_mma_e2m1(const e2m1_tables &tables, uint32_t x, uint32_t y, const 
 
 /** mxfp4: blocks of 32 elements. Codes enter 8 times as large, the digits twice. The codes of tokens n and n + 16 of an
  *  element are put side by side, so that half a word selects four entries. */
-template <int D, int RPL, int PARTS>
+template <int D, int RPL>
 PTX_FN void v_group_mxfp4(const uint8_t *codes, const uint32_t *factors, const uint32_t (&p)[2], uint32_t g, uint32_t t,
-                          uint32_t part, int32_t (&acc)[RPL][D / 16 / PARTS][4])
+                          int32_t (&acc)[RPL][D / 16][4])
 {
     const e2m1_tables tables = e2m1_registers<8>();
-    uint32_t digits[RPL][2], x[RPL][2][4 / PARTS];
+    uint32_t digits[RPL][2], x[RPL][2][4];
     digits_of<RPL>(p, g, digits);
 #pragma unroll
-    for (int i = 0; i < D / 32 / PARTS; ++i) {
+    for (int i = 0; i < D / 32; ++i) {
         if (i % 4 == 0) {
-            weigh_interleaved<RPL, PARTS>(digits, factors + i / 4 * 2 * CUDA_TILE_TOKENS, t, part, x);
+            weigh_interleaved<RPL>(digits, factors + i / 4 * 2 * CUDA_TILE_TOKENS, t, x);
         }
-        const uint2 w0 = v_words(codes, 2u * D / PARTS, t, i, g);
-        const uint2 w1 = v_words(codes, 2u * D / PARTS, 4u + t, i, g);
+        const uint2 w0 = v_words(codes, 2u * D, t, i, g);
+        const uint2 w1 = v_words(codes, 2u * D, 4u + t, i, g);
         uint32_t b[RPL][2];
 #pragma unroll
         for (int digit = 0; digit < RPL; ++digit) {
             b[digit][0] = x[digit][0][i % 4];
             b[digit][1] = x[digit][1][i % 4];
         }
-        v_mma_e2m1<RPL>(tables, interleave<false>(w0.x, w1.x), interleave<false>(w0.y, w1.y), b, 2 * i, acc);
-        v_mma_e2m1<RPL>(tables, interleave<true>(w0.x, w1.x), interleave<true>(w0.y, w1.y), b, 2 * i + 1, acc);
+        v_mma_e2m1<D, RPL>(tables, interleave<false>(w0.x, w1.x), interleave<false>(w0.y, w1.y), b, 2 * i, acc);
+        v_mma_e2m1<D, RPL>(tables, interleave<true>(w0.x, w1.x), interleave<true>(w0.y, w1.y), b, 2 * i + 1, acc);
     }
 }
 
 /** int8: blocks of 16 elements. The weight is the high digit, the low one is 0. */
-template <int D, int RPL, int PARTS>
+template <int D, int RPL>
 PTX_FN void v_group_int8(const uint8_t *codes, const uint32_t (&p)[2], uint32_t g, uint32_t t,
-                         int32_t (&acc)[RPL][D / 16 / PARTS][4])
+                         int32_t (&acc)[RPL][D / 16][4])
 {
     const uint32_t keep = RPL == 2 || g % 2u == 1u ? 0xffffffffu : 0u;
     const uint32_t b[2] = {p[0] & keep, p[1] & keep};
 #pragma unroll
-    for (int i = 0; i < D / 16 / PARTS; ++i) {
-        const uint2 w0 = v_words(codes, 4u * D / PARTS, t, i, g);
-        const uint2 w1 = v_words(codes, 4u * D / PARTS, 4u + t, i, g);
+    for (int i = 0; i < D / 16; ++i) {
+        const uint2 w0 = v_words(codes, 4u * D, t, i, g);
+        const uint2 w1 = v_words(codes, 4u * D, 4u + t, i, g);
         const uint32_t a[4] = {w0.x, w0.y, w1.x, w1.y};
         ptx_mma_m16n8k32_su(acc[RPL - 1][i], a, b);
     }
 }
 
-/** Adds part `part` of PARTS of the elements of a group of V with the weights p; `codes` has rows of that part alone. */
-template <int D, int RPL, int PARTS, typename Memory>
-PTX_FN void v_group_part(const Memory &m, const uint8_t *codes, uint32_t format, uint32_t group, uint32_t lane,
-                         uint32_t part, const uint32_t (&p)[2], uint32_t high_nibbles,
-                         int32_t (&acc)[RPL][D / 16 / PARTS][4])
-{
-    static_assert(PARTS == 1 || D == 128, "a factor word for all elements");
-    const uint32_t g = lane / 4u, t = lane % 4u;
-    const uint32_t *factors = &m.v_factor[0][0][group * GROUP];
-    if (format == NBL_INT4P) {
-        v_group_int4p<D, RPL, PARTS>(codes, factors, p, g, t, part, high_nibbles, acc);
-    } else if (format == NBL_MXFP4) {
-        v_group_mxfp4<D, RPL, PARTS>(codes, factors, p, g, t, part, acc);
-    } else {
-        v_group_int8<D, RPL, PARTS>(codes, p, g, t, acc);
-    }
-}
-
-/** All elements. */
+/** Adds a group of V with the weights p. */
 template <int D, int RPL>
 PTX_FN void v_group(const warp_memory<D, RPL> &m, const uint8_t *codes, uint32_t format, uint32_t group, uint32_t lane,
                     const uint32_t (&p)[2], uint32_t high_nibbles, int32_t (&acc)[RPL][D / 16][4])
 {
-    v_group_part<D, RPL, 1>(m, codes, format, group, lane, 0, p, high_nibbles, acc);
+    const uint32_t g = lane / 4u, t = lane % 4u;
+    const uint32_t *factors = &m.v_factor[0][0][group * GROUP];
+    if (format == NBL_INT4P) {
+        v_group_int4p<D, RPL>(codes, factors, p, g, t, high_nibbles, acc);
+    } else if (format == NBL_MXFP4) {
+        v_group_mxfp4<D, RPL>(codes, factors, p, g, t, acc);
+    } else {
+        v_group_int8<D, RPL>(codes, p, g, t, acc);
+    }
 }
 
 #endif

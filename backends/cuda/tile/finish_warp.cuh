@@ -18,7 +18,7 @@ template <int E> struct row_total {
 /** Writes O and LSE of a row (NUM 5.7). */
 template <int E>
 PTX_FN void finish_row_of_warp(const attend_params &p, uint32_t token, uint32_t head, uint32_t lane,
-                              row_total<E> &total)
+                               row_total<E> &total)
 {
     if (p.sinks != NULL) {
         nbl_state_add_sink(&total.head, total.o, E, p.sinks[head]);

@@ -32,6 +32,18 @@ PTX_FN bool read_fold_row(const attend_params &p, uint32_t index, fold_row &row)
     return row.token - (uint32_t)sequence.q_first < (uint32_t)sequence.q_len;
 }
 
+/** The same at the beginning of the step: before the chunks are there, if that may be. */
+PTX_FN bool begin_fold_row(const attend_params &p, uint32_t index, fold_row &row)
+{
+    bool good = p.folds_early && read_fold_row(p, index, row);
+    ptx_grid_wait();
+    ptx_grid_release();
+    if (!p.folds_early) {
+        good = read_fold_row(p, index, row);
+    }
+    return good;
+}
+
 /** How a state joins the total of those before it: x := x * left + state * right, for every element and L. The first
  *  one is copied and empty ones, all +0, change nothing: -0 keeps the signs of zeros. */
 struct fold_step {
