@@ -253,6 +253,7 @@ static nbl_status launch_all(attend_params *p, const attend_bounds *b, cudaStrea
         return cuda_result(err, nbl_cuda_attend_short(p, stream), "attend");
     }
     attend_kernel *kernel = choose_kernel(p, b);
+    p->folds_early = kernel == nbl_cuda_attend_decode && p->chunks > 0;
     nbl_status status = cuda_result(err, nbl_cuda_attend_prepare(p, stream), "attend, first step");
     if (status == NBL_OK && (p->chunks > 0 || !p->split)) {
         status = cuda_result(err, kernel(p, stream), "attend, main step");

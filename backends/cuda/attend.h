@@ -178,7 +178,9 @@ typedef struct attend_params {
     uint32_t fp4_format; /**< K's format where the Blackwell core does the call (NUM 7), else NBL_FORMAT_NONE; queries
                               are then as tile/fp4_query.cuh says */
     uint32_t rows_later; /**< 1: the main step brings query rows to canonical form, not prepare */
-    uint32_t reserved;
+    uint32_t
+        folds_early; /**< 1: the main step lets no block of the last one in before prepare has ended, so that it may
+                               read what prepare wrote before it waits */
 } attend_params;
 
 /** Fails if the plugin has no code for the current device. */
@@ -211,6 +213,11 @@ cudaError_t nbl_cuda_attend_fold(const attend_params *p, cudaStream_t stream);
 int nbl_cuda_decode_supports(const attend_params *p);
 /** Split calls that nbl_cuda_decode_supports takes; writes `states`. */
 cudaError_t nbl_cuda_attend_decode(const attend_params *p, cudaStream_t stream);
+
+/** Second half of such a call if it wants no states (state_head.data is NULL) and has chunks, not too many for a warp a
+ *  row; reads what prepare wrote before the first half has ended. */
+int nbl_cuda_decode_fold_supports(const attend_params *p);
+cudaError_t nbl_cuda_attend_decode_fold(const attend_params *p, cudaStream_t stream);
 
 /** 1 if the kernel for short caches takes the call; looks at sizes, formats and flags only, never at device memory. */
 int nbl_cuda_short_supports(const attend_params *p);

@@ -26,6 +26,7 @@
 #include "../tile/decode_load.cuh"
 #include "../tile/decode_scales.cuh"
 #include "../tile/decode_softmax.cuh"
+#include "../tile/decode_unit.cuh"
 #include "../tile/decode_values.cuh"
 #include "../tile/launch.cuh"
 
@@ -37,59 +38,10 @@ template <int D, int RPL> struct shape {
     static constexpr int warps = RPL == 1 ? (D <= 128 ? 16 : 8) : (D == 128 ? 12 : 8);
 };
 
-/* ---------------------------------------------------------------------------------------------- rows and states */
+constexpr uint32_t RESERVED_BYTES = 1024; /* of a block's shared memory, for the system */
+constexpr uint32_t DEFAULT_BYTES = 49152; /* that a block may have without being asked */
 
-PTX_FN int32_t clamp_position(int64_t x)
-{
-    return (int32_t)(x < 0 ? 0 : x > NBL_KV_TOKENS_MAX ? (int64_t)NBL_KV_TOKENS_MAX : x);
-}
-
-/* Row r of the unit: query token r / group_rows of its sequence. */
-PTX_FN uint64_t row_index(const attend_params &p, const unit &u, uint32_t r)
-{
-    uint32_t token = (uint32_t)p.sequences[u.sequence].q_first + r / p.group_rows;
-    return (uint64_t)token * p.q_heads + u.kv_head * p.group_rows + r % p.group_rows;
-}
-
-/* Visible positions of a row (NUM 5.2). */
-PTX_FN void row_range(const attend_params &p, const unit &u, uint32_t r, int32_t &first, int32_t &end)
-{
-    int64_t position = (int64_t)u.kv_len - p.sequences[u.sequence].q_len + r / p.group_rows;
-    int64_t a = p.range_begin;
-    int64_t e = u.kv_len < p.range_end ? u.kv_len : p.range_end;
-    if (p.flags & NBL_ATTEND_CAUSAL) {
-        e = min(e, position + 1);
-    }
-    if (p.flags & NBL_ATTEND_WINDOW_RIGHT) {
-        e = min(e, position + (int64_t)p.window_right + 1);
-    }
-    if (p.flags & NBL_ATTEND_WINDOW_LEFT) {
-        a = max(a, position - (int64_t)p.window_left);
-    }
-    first = clamp_position(a);
-    end = clamp_position(e);
-}
-
-template <int RPL> PTX_FN lane_rows<RPL> load_rows(const attend_params &p, const unit &u, uint32_t t)
-{
-    lane_rows<RPL> rows;
-    rows.has_base = 0;
-#pragma unroll
-    for (int i = 0; i < RPL; ++i) {
-        uint32_t r = RPL == 1 ? t : 2u * t + i;
-        rows.scale[i] = 0.0f;
-        rows.bias[i] = 0;
-        rows.first[i] = rows.end[i] = 0;
-        rows.base[i] = rows.sum[i] = 0.0f;
-        if (r < u.rows) {
-            const cuda_query &q = p.queries[row_index(p, u, r)];
-            rows.scale[i] = q.scale;
-            rows.bias[i] = q.bias;
-            row_range(p, u, r, rows.first[i], rows.end[i]);
-        }
-    }
-    return rows;
-}
+/* ---------------------------------------------------------------------------------------------- queries and states */
 
 /* Q as the B operand: codes 8(4s + t)..+7 of k-step s for the lane's column. */
 template <int D, int RPL>
@@ -132,36 +84,6 @@ PTX_FN void write_states(const attend_params &p, const unit &u, const lane_rows<
 
 /* ---------------------------------------------------------------------------------------------- unit */
 
-/* The unit's rows and tiles; false if there is nothing to do. */
-PTX_FN bool load_unit(const attend_params &p, uint32_t index, unit &u)
-{
-    u.chunk = index % p.chunks;
-    u.kv_head = index / p.chunks % p.kv_heads;
-    u.sequence = index / p.chunks / p.kv_heads;
-    const cuda_sequence s = p.sequences[u.sequence];
-    if (s.q_len == 0 || u.chunk >= cuda_live_chunks(&p, s.kv_len)) {
-        return false;
-    }
-    u.kv_len = (uint32_t)s.kv_len;
-    u.rows = (uint32_t)s.q_len * p.group_rows;
-    u.pages = p.page_table + (uint64_t)u.sequence * p.page_table_stride;
-    int32_t first = INT32_MAX, end = 0;
-    for (uint32_t token = 0; token < (uint32_t)s.q_len; ++token) {
-        int32_t a, e;
-        row_range(p, u, token * p.group_rows, a, e);
-        if (e > a) {
-            first = min(first, a);
-            end = max(end, e);
-        }
-    }
-    uint32_t chunk_first = (p.first_chunk + u.chunk) * NBL_CHUNK_TOKENS;
-    uint32_t from = max((uint32_t)first, chunk_first);
-    uint32_t to = min((uint32_t)end, chunk_first + NBL_CHUNK_TOKENS);
-    u.first_tile = from / CUDA_TILE_TOKENS;
-    u.end_tile = to > from ? (to + CUDA_TILE_TOKENS - 1u) / CUDA_TILE_TOKENS : u.first_tile;
-    return true;
-}
-
 /* 0xf0f0f0f0, in a register: an instruction has room for one constant, and the compiler would not keep this one. */
 template <int D, int RPL> PTX_FN uint32_t load_constant(warp_memory<D, RPL> &m, uint32_t lane)
 {
@@ -174,7 +96,7 @@ template <int D, int RPL> PTX_FN uint32_t load_constant(warp_memory<D, RPL> &m, 
 }
 
 /* The walk of a warp over its unit. */
-template <int D, int RPL> struct walker {
+template <int D, int RPL, typename F> struct walker {
     const attend_params &p;
     warp_memory<D, RPL> &m;
     const unit &u;
@@ -190,22 +112,16 @@ template <int D, int RPL> struct walker {
     int32_t acc[RPL][D / 16][4];
 
     /* Begins at the unit's first tile, with the first turns asked for. */
-    __device__ __forceinline__ void begin()
+    __device__ __forceinline__ void begin(uint32_t guessed, int32_t guess)
     {
-        const uint32_t first = u.first_tile * CUDA_TILE_TOKENS + lane % GROUPS * GROUP;
-        ask = {};
+        if (!begin_walk(p, u, guessed, guess, lane, ask)) {
+            return; /* prepare finds it too, and takes the sequence out */
+        }
         ask.to[0] = place_of<128u>(lane);
         ask.to[1] = ptx_keep(place_of<2u * D>(lane));
-        ask.tile = u.first_tile;
-        ask.entry = first / p.pages.page_tokens;
-        ask.offset = first % p.pages.page_tokens;
-        if (u.first_tile < u.end_tile) { /* also for lanes whose group is not there */
-            ask.page = u.pages[u.first_tile * CUDA_TILE_TOKENS / p.pages.page_tokens];
-        }
-        fetch_page(u, ask.tile, lane, ask);
 #pragma unroll 1
         for (uint32_t i = 0; i < RING; ++i) {
-            ask_turn<D, RPL>(p, m, u, lane, ask);
+            ask_turn<D, RPL, F>(p, m, u, lane, ask);
         }
     }
 
@@ -214,14 +130,14 @@ template <int D, int RPL> struct walker {
     {
         formats = ask.formats; /* the asker is not past this tile yet */
         const uint32_t group = lane / 8u;
-        prepare_scales<D, RPL>(m, format_of(formats, group), format_of(formats, GROUPS + group),
+        prepare_scales<D, RPL>(m, format_of<F, 0>(formats, group), format_of<F, 1>(formats, group),
                                (int32_t)(u.kv_len - start - 4u * lane), lane);
     }
 
     /* One group of K: logits but for the row's scale. */
     __device__ __forceinline__ void k_work(const uint8_t *codes, uint32_t group)
     {
-        const uint32_t format = format_of(formats, group);
+        const uint32_t format = format_of<F, 0>(formats, group);
         const int32_t bias[2] = {rows.bias[0], rows.bias[RPL - 1]};
         int32_t s[2][4];
         k_group<D, RPL>(m, codes, format, group, lane, bias, s);
@@ -276,7 +192,7 @@ template <int D, int RPL> struct walker {
     {
         const uint2 packed = m.packed[group][lane];
         const uint32_t weights[2] = {ptx_movmatrix_trans(packed.x), ptx_movmatrix_trans(packed.y)};
-        v_group<D, RPL>(m, codes, format_of(formats, GROUPS + group), group, lane, weights, high_nibbles, acc);
+        v_group<D, RPL>(m, codes, format_of<F, 1>(formats, group), group, lane, weights, high_nibbles, acc);
     }
 
     /* After the last group of V: O takes the tile in. */
@@ -308,21 +224,24 @@ template <int D, int RPL> struct walker {
         }
     }
 
-    /* Groups of one kind, as many as a turn has. */
-    __device__ __forceinline__ void work(const uint8_t *codes, uint32_t kind, uint32_t first, uint32_t groups)
+    /* The groups of a turn of K, and of V, from the first-th on; how many they were. */
+    __device__ __forceinline__ uint32_t k_turn(const uint8_t *codes, uint32_t first)
     {
-        const uint32_t stride = group_stride<D>(is_wide(formats, kind));
-        if (kind == 0) {
+        const uint32_t groups = turn_groups<D, F, 0>(formats), stride = group_stride<D>(is_wide<F, 0>(formats));
 #pragma unroll 1
-            for (uint32_t i = 0; i < groups; ++i) {
-                k_work(codes + i * stride, first + i);
-            }
-        } else {
-#pragma unroll 1
-            for (uint32_t i = 0; i < groups; ++i) {
-                v_work(codes + i * stride, first + i);
-            }
+        for (uint32_t i = 0; i < groups; ++i) {
+            k_work(codes + i * stride, first + i);
         }
+        return groups;
+    }
+    __device__ __forceinline__ uint32_t v_turn(const uint8_t *codes, uint32_t first)
+    {
+        const uint32_t groups = turn_groups<D, F, 1>(formats), stride = group_stride<D>(is_wide<F, 1>(formats));
+#pragma unroll 1
+        for (uint32_t i = 0; i < groups; ++i) {
+            v_work(codes + i * stride, first + i);
+        }
+        return groups;
     }
 
     __device__ __forceinline__ void run()
@@ -335,42 +254,51 @@ template <int D, int RPL> struct walker {
             if (index == 0) {
                 begin_tile_work(tile * CUDA_TILE_TOKENS);
             }
-            const uint32_t kind = index / GROUPS;
-            const uint32_t groups = groups_per_turn<D>(is_wide(formats, kind));
-            work(m.ring[slot], kind, index % GROUPS, groups);
-            index += groups;
-            if (index == GROUPS) {
-                softmax((int32_t)(tile * CUDA_TILE_TOKENS));
-                clear_sums();
-            }
-            if (index == 2u * GROUPS) {
-                end_tile_work();
-                index = 0;
-                ++tile;
+            if (index < GROUPS) {
+                index += k_turn(m.ring[slot], index);
+                if (index == GROUPS) {
+                    softmax((int32_t)(tile * CUDA_TILE_TOKENS));
+                    clear_sums();
+                }
+            } else {
+                index += v_turn(m.ring[slot], index - GROUPS);
+                if (index == 2u * GROUPS) {
+                    end_tile_work();
+                    index = 0;
+                    ++tile;
+                }
             }
             __syncwarp();
-            ask_turn<D, RPL>(p, m, u, lane, ask);
+            ask_turn<D, RPL, F>(p, m, u, lane, ask);
             slot = (slot + 1u) % RING;
         }
         ptx_cp_async_wait<0>();
     }
 };
 
-template <int D, int RPL>
+template <int D, int RPL, typename F>
 __global__ void __launch_bounds__(32, shape<D, RPL>::warps) decode_kernel(const __grid_constant__ attend_params p)
 {
     __shared__ __align__(128) warp_memory<D, RPL> m;
     const uint32_t lane = threadIdx.x;
     unit u;
-    ptx_grid_wait();
-    ptx_grid_release();
-    if (!load_unit(p, blockIdx.x, u)) {
+    place_unit(p, blockIdx.x, u);
+    const uint32_t guessed = (p.first_chunk + u.chunk) * CUDA_CHUNK_TILES;
+    const int32_t guess = guess_page(p, u.sequence, guessed, lane);
+    if (!load_unit(p, u)) {
+        ptx_grid_wait(); /* the step after this one relies on it */
         return;
     }
-    walker<D, RPL> w = {p, m, u, lane, lane / 4u, lane % 4u};
+    walker<D, RPL, F> w = {p, m, u, lane, lane / 4u, lane % 4u};
     w.high_nibbles = load_constant(m, lane);
     __syncwarp();
-    w.begin();
+    w.begin(guessed, guess);
+    ptx_grid_wait();
+    ptx_grid_release();
+    if (p.sequences[u.sequence].q_len == 0) {
+        ptx_cp_async_wait<0>();
+        return;
+    }
     load_queries<D, RPL>(p, u, m, lane);
     w.rows = load_rows<RPL>(p, u, w.t);
 #pragma unroll
@@ -386,10 +314,43 @@ __global__ void __launch_bounds__(32, shape<D, RPL>::warps) decode_kernel(const 
 
 /* A block is a warp: what steers it is then known to be the same for all its lanes, and the hardware hands a unit to
  * whichever slot is free. */
-template <int D, int RPL> cudaError_t launch(const attend_params *p, cudaStream_t stream)
+/* Shared memory to ask for beyond the `bytes` of a block, so that no multiprocessor has room for more than its share of
+ * the blocks: those that are let in early go where there is room, not where there is least work. */
+uint32_t spread_bytes(const attend_params *p, uint32_t units, uint32_t bytes)
+{
+    const uint32_t share = (units + p->processors - 1u) / p->processors;
+    const uint32_t most = (p->shared_bytes + RESERVED_BYTES) / share,
+                   wanted = most < DEFAULT_BYTES ? most : DEFAULT_BYTES;
+    return wanted > bytes + RESERVED_BYTES ? (wanted - bytes - RESERVED_BYTES) / 128u * 128u : 0u;
+}
+
+template <int D, int RPL, typename F> cudaError_t launch(const attend_params *p, cudaStream_t stream)
 {
     const uint32_t units = p->batch * p->kv_heads * p->chunks;
-    return units == 0 ? cudaSuccess : launch_after(decode_kernel<D, RPL>, dim3(units), 32u, 0, stream, p);
+    if (units == 0) {
+        return cudaSuccess;
+    }
+    const uint32_t spread = spread_bytes(p, units, sizeof(warp_memory<D, RPL>));
+    return launch_after(decode_kernel<D, RPL, F>, dim3(units), 32u, spread, stream, p);
+}
+
+template <int D, typename F> cudaError_t launch_rows(const attend_params *p, cudaStream_t stream)
+{
+    return p->q_len_max * p->group_rows <= 4u ? launch<D, 1, F>(p, stream) : launch<D, 2, F>(p, stream);
+}
+
+/* Head dimension 128, where most calls are: kernels of their own for the usual formats, if all pages have them. */
+cudaError_t launch_128(const attend_params *p, cudaStream_t stream)
+{
+    const cuda_region *r = &p->pages.regions[0];
+    switch (p->pages.region_count == 1u ? r->k_format << 8 | r->v_format : 0u) {
+    case NBL_INT4P << 8 | NBL_INT4P: return launch_rows<128, call_formats<NBL_INT4P, NBL_INT4P>>(p, stream);
+    case NBL_MXFP4 << 8 | NBL_MXFP4: return launch_rows<128, call_formats<NBL_MXFP4, NBL_MXFP4>>(p, stream);
+    case NBL_INT4P << 8 | NBL_INT8: return launch_rows<128, call_formats<NBL_INT4P, NBL_INT8>>(p, stream);
+    case NBL_MXFP4 << 8 | NBL_INT8: return launch_rows<128, call_formats<NBL_MXFP4, NBL_INT8>>(p, stream);
+    case NBL_INT8 << 8 | NBL_INT8: return launch_rows<128, call_formats<NBL_INT8, NBL_INT8>>(p, stream);
+    default: return launch_rows<128, any_formats>(p, stream);
+    }
 }
 
 int format_is_taken(uint32_t format)
@@ -417,10 +378,9 @@ int nbl_cuda_decode_supports(const attend_params *p)
 
 cudaError_t nbl_cuda_attend_decode(const attend_params *p, cudaStream_t stream)
 {
-    const int few = p->q_len_max * p->group_rows <= 4u;
     switch (p->k_dim) {
-    case 64: return few ? launch<64, 1>(p, stream) : launch<64, 2>(p, stream);
-    case 128: return few ? launch<128, 1>(p, stream) : launch<128, 2>(p, stream);
-    default: return few ? launch<256, 1>(p, stream) : launch<256, 2>(p, stream);
+    case 64: return launch_rows<64, any_formats>(p, stream);
+    case 128: return launch_128(p, stream);
+    default: return launch_rows<256, any_formats>(p, stream);
     }
 }

@@ -7,6 +7,7 @@
 #include "../attend.h"
 #include "../ptx/ptx.cuh"
 #include "../tile/finish.cuh"
+#include "../tile/fold_row.cuh"
 #include "../tile/launch.cuh"
 
 /* States of a row that are brought to shared memory and planned at once, a thread for each. All their bytes are on the
@@ -16,15 +17,6 @@ template <uint32_t V> struct batch {
 };
 
 constexpr uint32_t PLAN_WARPS = FINISH_THREADS / 32u;
-
-/* How a state joins the total of those before it (NUM 5.6): x := x * left + state * right, for every element and L. The
- * first one is copied and empty ones, all +0, change nothing: -0 keeps the signs of zeros. */
-struct fold_step {
-    float left;
-    float right;
-    float sum; /* L of the state */
-    float ignored;
-};
 
 /* What a block plans with. */
 struct fold_memory {
@@ -55,27 +47,9 @@ static __device__ void plan_steps(const nbl_state_head &head, fold_memory *m, fl
         left = i < warp ? fmaxf(left, m->warp_most[i]) : left;
         base = fmaxf(base, m->warp_most[i]);
     }
-    fold_step s = {1.0f, -0.0f, head.sum, 0.0f};
-    if (!is_empty && left == -INFINITY) {
-        s.left = -0.0f;
-        s.right = 1.0f;
-    } else if (!is_empty) {
-        const nbl_merge_scale scale = nbl_merge_scale_of(left, head.base);
-        s.left = scale.left;
-        s.right = scale.right;
-    }
-    m->steps[threadIdx.x] = s;
+    m->steps[threadIdx.x] = fold_step_of(head, left);
     __syncthreads();
 }
-
-/* A row of the fold. */
-struct fold_row {
-    uint32_t index;
-    uint32_t token;
-    uint32_t head;
-    uint32_t live; /* chunks with a state */
-    float offset;
-};
 
 /* Copies `count` states of the row, from the first-th on. They lie side by side. */
 static __device__ void copy_states(const attend_params &p, const fold_row &row, uint32_t first, uint32_t count,
@@ -149,19 +123,6 @@ static __device__ void merge_chunks(const attend_params &p, const fold_row &row,
     total->base = base;
 }
 
-/* The block's row; false if it belongs to a bad sequence, or to none. */
-static __device__ bool read_row(const attend_params &p, fold_row &row)
-{
-    row.index = blockIdx.x;
-    row.token = row.index / p.q_heads;
-    row.head = row.index % p.q_heads;
-    const cuda_query query = p.queries[row.index];
-    const cuda_sequence sequence = p.sequences[query.sequence];
-    row.live = cuda_live_chunks(&p, sequence.kv_len);
-    row.offset = query.offset;
-    return row.token - (uint32_t)sequence.q_first < (uint32_t)sequence.q_len;
-}
-
 template <uint32_t V>
 static __global__ void __launch_bounds__(FINISH_THREADS) fold_kernel(const __grid_constant__ attend_params p)
 {
@@ -169,8 +130,7 @@ static __global__ void __launch_bounds__(FINISH_THREADS) fold_kernel(const __gri
     __shared__ float shared[V * FINISH_THREADS];
     __shared__ fold_memory m;
     fold_row row;
-    ptx_grid_wait(); /* no release: blocks of a next call that came early would not be spread evenly */
-    if (!read_row(p, row)) {
+    if (!begin_fold_row(p, blockIdx.x, row)) {
         return;
     }
     nbl_state_head total = nbl_state_empty(row.offset);
@@ -203,6 +163,9 @@ extern "C" cudaError_t nbl_cuda_attend_fold(const attend_params *p, cudaStream_t
 {
     if (!p->split && p->state_head.data == NULL) {
         return cudaSuccess;
+    }
+    if (nbl_cuda_decode_fold_supports(p)) {
+        return nbl_cuda_attend_decode_fold(p, stream);
     }
     if (p->v_dim <= FINISH_THREADS) {
         return launch<1>(p, stream);

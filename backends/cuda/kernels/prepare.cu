@@ -3,7 +3,7 @@
  * @file prepare.cu
  * @brief First step of attend: checks every sequence, brings query rows to canonical form (NUM 5.1).
  *
- * The first blocks check a sequence each, the others take query rows, a team of Dp/16 threads per row. Neither waits
+ * The first blocks check a sequence each, the others take query rows, a team of Dp/16 threads per row, or a warp. Neither waits
  * for the other: later steps skip the rows of sequences found bad.
  */
 #include "../attend.h"
@@ -11,6 +11,7 @@
 #include "../tile/fp4_query.cuh"
 #include "../tile/launch.cuh"
 #include "../tile/query16.cuh"
+#include "../tile/query_warp.cuh"
 #include "../tile/sequence_check.cuh"
 #include "exp2grid.h"
 #include "float_format.h"
@@ -19,7 +20,6 @@
 #define THREADS 256u
 #define VECTORS_MAX (THREADS / 2u)
 #define BLOCKS_PER_PROCESSOR 4
-#define ROWS_PER_TEAM 2u
 
 /* ------------------------------------------------------------------------------------------------ sequences */
 
@@ -131,13 +131,14 @@ static __device__ void prepare_row(const attend_params &p, uint32_t row, bool ac
 {
     uint32_t token = active ? row / p.q_heads : 0u;
     uint32_t head = active ? row % p.q_heads : 0u;
+    float x[BLOCK16];
+    query16_read(p, token, head, active, b, x); /* on its way while the sequence is looked for */
     uint32_t sequence = find_sequence(p, token);
     block16_centering centering = {NULL, NULL, NULL};
     if (p.centering) {
         centering = block16_centering_of(&p.centers, sequence, p.kv_heads, head / p.group_rows, p.k_dim, p.status);
     }
-    float x[BLOCK16];
-    query16_load(p, token, head, active, b, centering, x);
+    query16_transform(p, b, centering, x);
     if (IS_FP4) {
         finish_fp4_row(p, x, row, team, b, slot, active, sequence, head / p.group_rows, centering);
         return;
@@ -164,8 +165,8 @@ template <bool IS_FP4> static __device__ void prepare_rows(const attend_params &
     uint32_t place = threadIdx.x / team;
     uint32_t b = threadIdx.x % team;
     uint32_t rows = p.q_tokens * p.q_heads; /* below 2^31 */
-    for (uint32_t i = 0; i < ROWS_PER_TEAM; ++i) {
-        uint32_t row = (block * ROWS_PER_TEAM + i) * vectors + place;
+    for (uint32_t first = block * vectors; first < rows; first += (gridDim.x - p.batch) * vectors) {
+        uint32_t row = first + place;
         prepare_row<IS_FP4>(p, row, place < vectors && row < rows, team, b, &slots[min(place, vectors - 1u)]);
     }
 }
@@ -184,11 +185,70 @@ static __global__ void __launch_bounds__(THREADS, IS_FP4 ? 1 : BLOCKS_PER_PROCES
     }
 }
 
+/* A row of E * 32 elements of the integer core by a warp: sooner done than by a team, where there are few. */
+template <int E> static __device__ void prepare_row_of_warp(const attend_params &p, uint32_t row, uint32_t lane)
+{
+    query_source at = {0, 0, row / p.q_heads, row % p.q_heads, true};
+    float x[E];
+    query_warp_read(p, at, lane, x); /* on its way while the sequence is looked for */
+    at.sequence = find_sequence(p, at.token);
+    at.kv_len = p.kv_len[at.sequence];
+    const warp_query<E> q = query_warp_make(p, at, lane, x);
+    uint8_t *to = (uint8_t *)p.codes + (uint64_t)row * p.k_dim_padded + E * lane;
+    if (E == 8) {
+        *(uint2 *)(void *)to = make_uint2(q.words[0], q.words[(E - 1) / 4]);
+    } else if (E == 4) {
+        *(uint32_t *)(void *)to = q.words[0];
+    } else {
+        *(uint16_t *)(void *)to = (uint16_t)q.words[0];
+    }
+    if (lane == 0) {
+        p.queries[row] = {q.scale, q.offset, q.bias, (int32_t)at.sequence};
+    }
+}
+
+template <int E>
+static __global__ void __launch_bounds__(THREADS) prepare_warps_kernel(const __grid_constant__ attend_params p)
+{
+    ptx_grid_wait();
+    ptx_grid_release();
+    if (blockIdx.x < p.batch) {
+        check_sequence(p, blockIdx.x);
+        return;
+    }
+    const uint32_t row = (blockIdx.x - p.batch) * (THREADS / 32u) + threadIdx.x / 32u;
+    if (row < p.q_tokens * p.q_heads) {
+        prepare_row_of_warp<E>(p, row, threadIdx.x % 32u);
+    }
+}
+
+/* Few rows per kv head, of dimensions that a warp holds evenly. */
+static bool takes_warps(const attend_params *p)
+{
+    return !p->is_float && p->fp4_format == NBL_FORMAT_NONE && !p->rows_later &&
+           p->q_len_max * p->group_rows <= CUDA_DECODE_ROWS_MAX &&
+           (p->k_dim == 64u || p->k_dim == 128u || p->k_dim == 256u);
+}
+
+static cudaError_t launch_warps(const attend_params *p, cudaStream_t stream)
+{
+    const dim3 grid(p->batch + (p->q_tokens * p->q_heads + THREADS / 32u - 1u) / (THREADS / 32u));
+    switch (p->k_dim) {
+    case 64: return launch_after(prepare_warps_kernel<2>, grid, THREADS, 0, stream, p);
+    case 128: return launch_after(prepare_warps_kernel<4>, grid, THREADS, 0, stream, p);
+    default: return launch_after(prepare_warps_kernel<8>, grid, THREADS, 0, stream, p);
+    }
+}
+
 extern "C" cudaError_t nbl_cuda_attend_prepare(const attend_params *p, cudaStream_t stream)
 {
-    uint64_t vectors = THREADS * BLOCK16 / p->k_dim_padded * ROWS_PER_TEAM;
-    uint64_t rows = p->rows_later ? 0u : (uint64_t)p->q_tokens * p->q_heads;
-    const dim3 grid((uint32_t)(p->batch + (rows + vectors - 1u) / vectors));
+    if (takes_warps(p)) {
+        return launch_warps(p, stream);
+    }
+    const uint32_t vectors = THREADS * BLOCK16 / p->k_dim_padded;
+    const uint32_t rows = p->rows_later ? 0u : p->q_tokens * p->q_heads; /* below 2^31 */
+    const uint32_t blocks = (rows + vectors - 1u) / vectors, most = BLOCKS_PER_PROCESSOR * p->processors;
+    const dim3 grid(p->batch + (blocks < most ? blocks : most));
     return p->fp4_format != NBL_FORMAT_NONE ? launch_after(prepare_kernel<true>, grid, THREADS, 0, stream, p)
                                             : launch_after(prepare_kernel<false>, grid, THREADS, 0, stream, p);
 }

@@ -24,16 +24,31 @@ struct asker {
     uint32_t to[2];   /**< the lane's place in a group of 4-bit K, of V */
 };
 
-PTX_FN uint32_t format_of(uint32_t formats, uint32_t index)
+/** Formats of all pages of a call, known to the compiler; K is NBL_FORMAT_NONE if each page has its own. */
+template <uint32_t K, uint32_t V> struct call_formats {
+    static constexpr uint32_t k = K;
+    static constexpr uint32_t v = V;
+    static constexpr bool are_known = K != NBL_FORMAT_NONE;
+};
+using any_formats = call_formats<NBL_FORMAT_NONE, NBL_FORMAT_NONE>;
+
+/** Format of group `group` of the kind (of K 0, of V 1), in a tile of these formats. */
+template <typename F, uint32_t KIND> PTX_FN uint32_t format_of(uint32_t formats, uint32_t group)
 {
-    return formats >> (4u * index) & 15u;
+    return F::are_known ? (KIND == 0 ? F::k : F::v) : formats >> (4u * (KIND * GROUPS + group)) & 15u;
 }
 
-/** Whether a group of the kind (of K 0, of V 1) is int8. */
-PTX_FN bool is_wide(uint32_t formats, uint32_t kind)
+/** Whether a group of the kind is int8. */
+template <typename F, uint32_t KIND> PTX_FN bool is_wide(uint32_t formats)
 {
     static_assert(NBL_INT8 == 1 && NBL_MXFP4 % 2 == 0 && NBL_INT4P % 2 == 0, "bit 0 tells");
-    return (formats >> (16u * kind) & 0x1111u) != 0;
+    return F::are_known ? (KIND == 0 ? F::k : F::v) == NBL_INT8 : (formats >> (16u * KIND) & 0x1111u) != 0;
+}
+
+/** Groups in a turn of the kind. */
+template <int D, typename F, uint32_t KIND> PTX_FN uint32_t turn_groups(uint32_t formats)
+{
+    return groups_per_turn<D>(is_wide<F, KIND>(formats));
 }
 
 /** Reads the page id of the lane's group of tile `tile`, ahead of its use. */
@@ -42,6 +57,36 @@ PTX_FN void fetch_page(const unit &u, uint32_t tile, uint32_t lane, asker &a)
     if (tile < u.end_tile && lane % GROUPS < groups_in(u.kv_len, tile)) {
         a.page = u.pages[a.entry];
     }
+}
+
+/** Reads the page id of the lane's group of the tile that a unit most likely begins with, before it is known whether
+ *  there is one. */
+PTX_FN int32_t guess_page(const attend_params &p, uint32_t sequence, uint32_t tile, uint32_t lane)
+{
+    const uint32_t entry = (tile * CUDA_TILE_TOKENS + lane % GROUPS * GROUP) / p.pages.page_tokens;
+    return entry < p.page_table_stride ? p.page_table[(uint64_t)sequence * p.page_table_stride + entry] : -1;
+}
+
+/** Puts the asker before the unit's first tile; `guess` is the page of the lane's group there if that is tile
+ *  `guessed`. False if a page of that tile is not one of the pool. */
+PTX_FN bool begin_walk(const attend_params &p, const unit &u, uint32_t guessed, int32_t guess, uint32_t lane, asker &a)
+{
+    const uint32_t first = u.first_tile * CUDA_TILE_TOKENS + lane % GROUPS * GROUP;
+    a = {};
+    a.tile = u.first_tile;
+    a.entry = first / p.pages.page_tokens;
+    a.offset = first % p.pages.page_tokens;
+    if (u.first_tile >= u.end_tile) {
+        return true;
+    }
+    const bool has_group = lane % GROUPS < groups_in(u.kv_len, a.tile);
+    if (a.tile == guessed) {
+        const int32_t first_page = __shfl_sync(0xffffffffu, guess, 0);
+        a.page = has_group ? guess : first_page; /* any page that is there */
+    } else {
+        a.page = u.pages[has_group ? a.entry : a.tile * CUDA_TILE_TOKENS / p.pages.page_tokens];
+    }
+    return __all_sync(0xffffffffu, cuda_region_find(&p.pages, a.page) != NULL);
 }
 
 /** Moves the lane's place in the page table on by a tile. */
@@ -87,19 +132,19 @@ PTX_FN uint32_t region_of(const cuda_pages &pages, uint32_t page)
 
 /** Finds the pages of the asker's tile and asks for its scales. Groups past the end repeat the last one that is there,
  *  so that every tile has four. */
-template <int D, int RPL>
+template <int D, int RPL, typename F>
 PTX_FN void begin_tile(const attend_params &p, warp_memory<D, RPL> &m, const unit &u, uint32_t lane, asker &a)
 {
     const uint32_t group = lane % GROUPS;
     const uint32_t kind = lane / GROUPS % 2u;
-    const cuda_region &r = p.pages.regions[region_of(p.pages, (uint32_t)a.page)];
+    const cuda_region &r = p.pages.regions[F::are_known ? 0u : region_of(p.pages, (uint32_t)a.page)];
     const uint64_t page = (uint32_t)a.page - r.first_page;
-    const uint32_t format = kind == 0 ? r.k_format : r.v_format;
+    uint32_t k_format = F::are_known ? F::k : r.k_format, v_format = F::are_known ? F::v : r.v_format;
+    const uint32_t format = kind == 0 ? k_format : v_format;
     a.codes = (uint64_t)r.codes + page * r.code_page_stride +
               (kind == 0 ? (uint64_t)u.kv_head * r.k_code_head_bytes
                          : r.v_code_offset + (uint64_t)u.kv_head * r.v_code_head_bytes) +
               a.offset * (format == NBL_INT8 ? D : D / 2u);
-    uint32_t formats = r.k_format | r.v_format << 4;
     uint64_t k_scales = (uint64_t)r.scales + page * r.scale_page_stride + a.offset + kind * 16u;
     uint64_t v_scales = k_scales + r.v_scale_offset + (uint64_t)u.kv_head * r.v_scale_head_bytes;
     k_scales += (uint64_t)u.kv_head * r.k_scale_head_bytes;
@@ -109,14 +154,19 @@ PTX_FN void begin_tile(const attend_params &p, warp_memory<D, RPL> &m, const uni
         a.codes = __shfl_sync(0xffffffffu, a.codes, from);
         k_scales = __shfl_sync(0xffffffffu, k_scales, from);
         v_scales = __shfl_sync(0xffffffffu, v_scales, from);
-        formats = __shfl_sync(0xffffffffu, formats, from);
+        if (!F::are_known) {
+            k_format = __shfl_sync(0xffffffffu, k_format, from);
+            v_format = __shfl_sync(0xffffffffu, v_format, from);
+        }
     }
     const uint32_t to = group * GROUP + kind * 16u;
-    ask_planes<D>(ptx_shared_address(&m.raw[0][0][0]) + to, k_scales, planes_of<D>(formats & 15u), p.pages.page_tokens,
+    ask_planes<D>(ptx_shared_address(&m.raw[0][0][0]) + to, k_scales, planes_of<D>(k_format), p.pages.page_tokens,
                   lane);
-    ask_planes<D>(ptx_shared_address(&m.raw[1][0][0]) + to, v_scales, planes_of<D>(formats >> 4), p.pages.page_tokens,
+    ask_planes<D>(ptx_shared_address(&m.raw[1][0][0]) + to, v_scales, planes_of<D>(v_format), p.pages.page_tokens,
                   lane);
-    a.formats = __reduce_or_sync(0xffffffffu, (formats & 15u) << (4u * group) | formats >> 4 << (16u + 4u * group));
+    if (!F::are_known) {
+        a.formats = __reduce_or_sync(0xffffffffu, k_format << (4u * group) | v_format << (16u + 4u * group));
+    }
     advance(p, a);
     fetch_page(u, a.tile + 1u, lane, a);
 }
@@ -162,49 +212,59 @@ PTX_FN uint64_t codes_of(const asker &a, uint32_t index, uint32_t lane)
 }
 
 /** A turn of 4-bit groups. */
-template <int D> PTX_FN void ask_narrow(const asker &a, uint32_t to, uint32_t lane)
+template <int D, uint32_t KIND> PTX_FN void ask_narrow(const asker &a, uint32_t to, uint32_t lane)
 {
 #pragma unroll
     for (uint32_t i = 0; i < groups_per_turn<D>(false); ++i) {
-        ask_4bit<D>(a, a.index >= GROUPS, to + i * group_stride<D>(false), codes_of(a, a.index + i, lane));
+        ask_4bit<D>(a, KIND == 1u, to + i * group_stride<D>(false), codes_of(a, a.index + i, lane));
     }
 }
 
 /** A turn with int8 groups, perhaps others too. */
-template <int D> PTX_FN void ask_wide(const asker &a, uint32_t to, uint32_t lane)
+template <int D, typename F, uint32_t KIND> PTX_FN void ask_wide(const asker &a, uint32_t to, uint32_t lane)
 {
 #pragma unroll 1
     for (uint32_t i = 0; i < groups_per_turn<D>(true); ++i) {
         const uint32_t index = a.index + i;
         const uint64_t from = codes_of(a, index, lane);
-        if (format_of(a.formats, index) != NBL_INT8) {
-            ask_4bit<D>(a, index >= GROUPS, to, from);
-        } else if (index < GROUPS) {
-            ask_int8<D, 128u>(to, from, lane);
+        if (format_of<F, KIND>(a.formats, index % GROUPS) != NBL_INT8) {
+            ask_4bit<D>(a, KIND == 1u, to, from);
         } else {
-            ask_int8<D, 4u * D>(to, from, lane);
+            ask_int8<D, KIND == 0 ? 128u : 4u * D>(to, from, lane);
         }
         to += group_stride<D>(true);
     }
 }
 
+/** A turn of the kind. */
+template <int D, typename F, uint32_t KIND> PTX_FN void ask_kind(asker &a, uint32_t to, uint32_t lane)
+{
+    if (is_wide<F, KIND>(a.formats)) {
+        ask_wide<D, F, KIND>(a, to, lane);
+    } else {
+        ask_narrow<D, KIND>(a, to, lane);
+    }
+    a.index += turn_groups<D, F, KIND>(a.formats);
+}
+
 /** Asks for the next turn, if there is one, and closes the group of copies. */
-template <int D, int RPL>
+template <int D, int RPL, typename F>
 PTX_FN void ask_turn(const attend_params &p, warp_memory<D, RPL> &m, const unit &u, uint32_t lane, asker &a)
 {
     if (a.tile < u.end_tile) {
         if (a.index == 0) {
-            begin_tile<D, RPL>(p, m, u, lane, a);
+            begin_tile<D, RPL, F>(p, m, u, lane, a);
         }
-        const bool wide = is_wide(a.formats, a.index / GROUPS);
         const uint32_t to = ptx_shared_address(m.ring[a.slot]);
-        if (wide) {
-            ask_wide<D>(a, to, lane);
+        if (a.index < GROUPS) {
+            ask_kind<D, F, 0>(a, to, lane);
         } else {
-            ask_narrow<D>(a, to, lane);
+            ask_kind<D, F, 1>(a, to, lane);
         }
-        a.index = (a.index + groups_per_turn<D>(wide)) % (2u * GROUPS);
-        a.tile += a.index == 0;
+        if (a.index == 2u * GROUPS) {
+            a.index = 0;
+            a.tile++;
+        }
     }
     a.slot = (a.slot + 1u) % RING;
     ptx_cp_async_commit();

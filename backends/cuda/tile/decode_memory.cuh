@@ -26,6 +26,8 @@ struct unit {
     uint32_t chunk; /**< n-th of the range */
     uint32_t first_tile;
     uint32_t end_tile;
+    int32_t q_first;
+    int32_t q_len;
     uint32_t kv_len;
     uint32_t rows;
     const int32_t *pages;

@@ -81,9 +81,9 @@ CUDA_DEVICE void read_bytes(const void *row, uint32_t dim, uint32_t b, uint32_t 
     }
 }
 
-/** The thread's elements of a row, transformed (NUM 5.1); zeros where there is none. */
-CUDA_DEVICE void query16_load(const attend_params &p, uint32_t token, uint32_t head, bool active, uint32_t b,
-                              const block16_centering &centering, float (&x)[BLOCK16])
+/** The thread's elements of a row; zeros where there is none. */
+CUDA_DEVICE void query16_read(const attend_params &p, uint32_t token, uint32_t head, bool active, uint32_t b,
+                              float (&x)[BLOCK16])
 {
 #pragma unroll
     for (uint32_t i = 0; i < BLOCK16; ++i) {
@@ -92,6 +92,12 @@ CUDA_DEVICE void query16_load(const attend_params &p, uint32_t token, uint32_t h
     if (active) {
         block16_read(&p.q, p.q.data + (int64_t)token * p.q.stride[0] + (int64_t)head * p.q.stride[1], 2, p.k_dim, b, x);
     }
+}
+
+/** What query16_read has read, transformed (NUM 5.1). */
+CUDA_DEVICE void query16_transform(const attend_params &p, uint32_t b, const block16_centering &centering,
+                                   float (&x)[BLOCK16])
+{
     if (block16_amax_bits(x) > nbl_bits_of(NBL_INPUT_MAX)) {
         block16_counts ignored = {0, 0, 0};
         block16_sanitize(x, &ignored);

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file decode_unit.cuh
+ * @brief The unit of the decode kernels, a chunk of one kv head of a sequence: its query rows, what they see, its tiles.
+ */
+#ifndef CUDA_DECODE_UNIT_H
+#define CUDA_DECODE_UNIT_H
+
+#include "decode_memory.cuh"
+#include "decode_softmax.cuh"
+#include "sequence_check.cuh"
+
+PTX_FN int32_t clamp_position(int64_t x)
+{
+    return (int32_t)(x < 0 ? 0 : x > NBL_KV_TOKENS_MAX ? (int64_t)NBL_KV_TOKENS_MAX : x);
+}
+
+/** Row r of the unit: query token r / group_rows of its sequence. */
+PTX_FN uint64_t row_index(const attend_params &p, const unit &u, uint32_t r)
+{
+    uint32_t token = (uint32_t)u.q_first + r / p.group_rows;
+    return (uint64_t)token * p.q_heads + u.kv_head * p.group_rows + r % p.group_rows;
+}
+
+/** Visible positions of a row (NUM 5.2). */
+PTX_FN void row_range(const attend_params &p, const unit &u, uint32_t r, int32_t &first, int32_t &end)
+{
+    int64_t position = (int64_t)u.kv_len - u.q_len + r / p.group_rows;
+    int64_t a = p.range_begin;
+    int64_t e = u.kv_len < p.range_end ? u.kv_len : p.range_end;
+    if (p.flags & NBL_ATTEND_CAUSAL) {
+        e = min(e, position + 1);
+    }
+    if (p.flags & NBL_ATTEND_WINDOW_RIGHT) {
+        e = min(e, position + (int64_t)p.window_right + 1);
+    }
+    if (p.flags & NBL_ATTEND_WINDOW_LEFT) {
+        a = max(a, position - (int64_t)p.window_left);
+    }
+    first = clamp_position(a);
+    end = clamp_position(e);
+}
+
+template <int RPL> PTX_FN lane_rows<RPL> load_rows(const attend_params &p, const unit &u, uint32_t t)
+{
+    lane_rows<RPL> rows;
+    rows.has_base = 0;
+#pragma unroll
+    for (int i = 0; i < RPL; ++i) {
+        uint32_t r = RPL == 1 ? t : 2u * t + i;
+        rows.scale[i] = 0.0f;
+        rows.bias[i] = 0;
+        rows.first[i] = rows.end[i] = 0;
+        rows.base[i] = rows.sum[i] = 0.0f;
+        if (r < u.rows) {
+            const cuda_query &q = p.queries[row_index(p, u, r)];
+            rows.scale[i] = q.scale;
+            rows.bias[i] = q.bias;
+            row_range(p, u, r, rows.first[i], rows.end[i]);
+        }
+    }
+    return rows;
+}
+
+/** Which chunk of which kv head the index-th unit is. */
+PTX_FN void place_unit(const attend_params &p, uint32_t index, unit &u)
+{
+    u.chunk = index % p.chunks;
+    u.kv_head = index / p.chunks % p.kv_heads;
+    u.sequence = index / p.chunks / p.kv_heads;
+}
+
+/** The rows and tiles of a unit that has been placed; false if there is nothing to do. Lengths are checked here too:
+ *  prepare may not be done. */
+PTX_FN bool load_unit(const attend_params &p, unit &u)
+{
+    const sequence_lengths s = read_lengths(p, u.sequence);
+    if (!s.good || s.q_len == 0 || u.chunk >= cuda_live_chunks(&p, s.kv_len)) {
+        return false;
+    }
+    u.q_first = s.q_first;
+    u.q_len = s.q_len;
+    u.kv_len = (uint32_t)s.kv_len;
+    u.rows = (uint32_t)s.q_len * p.group_rows;
+    u.pages = p.page_table + (uint64_t)u.sequence * p.page_table_stride;
+    int32_t first, end, ignored; /* of all rows: both grow from one query token to the next */
+    row_range(p, u, 0, first, ignored);
+    row_range(p, u, u.rows - 1u, ignored, end);
+    const uint32_t chunk_first = (p.first_chunk + u.chunk) * NBL_CHUNK_TOKENS;
+    const uint32_t from = max((uint32_t)first, chunk_first);
+    const uint32_t to = min((uint32_t)end, chunk_first + NBL_CHUNK_TOKENS);
+    u.first_tile = from / CUDA_TILE_TOKENS;
+    u.end_tile = to > from ? (to + CUDA_TILE_TOKENS - 1u) / CUDA_TILE_TOKENS : u.first_tile;
+    return true;
+}
+
+#endif
