@@ -293,6 +293,7 @@ typedef struct nbl_cache_attend_args {
     const float *sinks;
     const uint32_t *tree_mask;
     nbl_stream stream;
+    nbl_tensor q_centers; /**< [B, Hq, Dk] device memory, or absent. Since 1.1 */
 } nbl_cache_attend_args;
 
 /** What the caller of nbl_get_api wants. */
