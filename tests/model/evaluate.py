@@ -39,6 +39,8 @@ TRANSFORMS = ["kv4,sinks=0", "kv4,center=0", "kv4,center=1", "kv4,center=2", "kv
               "kv4,vhadamard=0"]
 WINDOWS = ["kv4,recent=128", "kv4,recent=256", "mxkv4,recent=128"]
 LAYERS = ["kv4,layers=first6:kv8", "kv4,layers=6-11:kv8", "kv4,layers=last6:kv8"]
+BEHAVIOUR = ["kv8", "kv4", "kv4,recent=128", "mxkv4", "qk4v8"]
+SWEPT = ["kv4,recent=128", "kv4", "kv8"]
 FLOATS = ["nvfp4", "nvfp4_4over6"]  # slow on the simulator, which models tensor cores: the short text only
 
 
@@ -181,28 +183,36 @@ def brief(result: dict) -> str:
     return ", ".join(f"{k} {v:.4g}" for k, v in result.items() if isinstance(v, float) and k != "seconds")
 
 
+def add_perplexity(e: Evaluation, text: str, count: int, policies: list[str], decoded: bool = False) -> None:
+    """Cells of one text; decoded: in steps that are short beside a recent window, scored in the second half."""
+    how = (count // 2, 64) if decoded else ()
+    for policy in policies:
+        e.add(f"perplexity {text} {count} {policy}{' decoded' * decoded}",
+              lambda p=policy: e.perplexity(text, count, p, *how))
+
+
 def plan_round1(e: Evaluation, length: int, quick: bool) -> None:
     """Perplexity and KL."""
-    def add(text: str, count: int, policy: str, *how: int) -> None:
-        e.add(" ".join(["perplexity", text, str(count), policy, *(["decoded"] if how else [])]),
-              lambda: e.perplexity(text, count, policy, *how))
-
     main, *others = e.args.texts
+    if e.args.policies:
+        for text in e.args.texts:
+            add_perplexity(e, text, length, e.args.policies, decoded=True)
+        return
     e.add(f"validation {main} 512", lambda: e.validation(main, 512))
-    for policy in ["nvfp4", "kv4"] if quick else [*FLOATS, "kv4", "mxkv4"]:
-        add(main, 512, policy)
-    for text in [main] if quick else e.args.texts:
-        for policy in MAIN:
-            add(text, length, policy)
-        for policy in WINDOWS[:1] if quick or text in others else WINDOWS:  # as in decoding: chunks short beside it
-            add(text, length, policy, length // 2, 64)
-    for policy in [] if quick else BLOCKS + TRANSFORMS + LAYERS:
-        add(main, length, policy)
+    add_perplexity(e, main, 512, ["nvfp4", "kv4"] if quick else [*FLOATS, "kv4", "mxkv4"])
+    add_perplexity(e, main, length, MAIN)
+    add_perplexity(e, main, length, WINDOWS[:1] if quick else WINDOWS, decoded=True)
+    if quick:
+        return
+    add_perplexity(e, main, length, BLOCKS + TRANSFORMS + LAYERS)
+    for text in others:
+        add_perplexity(e, text, length, MAIN)
+        add_perplexity(e, text, length, WINDOWS[:1], decoded=True)
 
 
 def plan_round2(e: Evaluation, length: int, quick: bool) -> None:
     """Recall and repetition."""
-    policies = [UNQUANTIZED, "kv4"] if quick else [UNQUANTIZED, "kv8", "kv4", "kv4,recent=128", "mxkv4", "qk4v8"]
+    policies = [UNQUANTIZED, *(e.args.policies or (["kv4"] if quick else BEHAVIOUR))]
     for count in [length] if quick else e.args.recall or [length]:
         for policy in policies:
             e.add(f"recall {count} x{e.args.contexts} {policy}",
@@ -223,9 +233,7 @@ def plan_sweep(e: Evaluation, _length: int, quick: bool) -> None:
     """Longer texts, decoded."""
     for count in [] if quick else e.args.sweep:
         for text in e.args.texts:
-            for policy in ("kv4,recent=128", "kv4", "kv8"):
-                e.add(f"perplexity {text} {count} {policy} decoded",
-                      lambda t=text, n=count, p=policy: e.perplexity(t, n, p, n // 2, 64))
+            add_perplexity(e, text, count, e.args.policies or SWEPT, decoded=True)
 
 
 PLANS = {"1": plan_round1, "3": plan_round3, "2": plan_round2, "4": plan_sweep}
@@ -303,6 +311,8 @@ def parse_args() -> argparse.Namespace:
     p.add_argument("--length", type=positive, help="tokens of a text in rounds 1 and 2 (default 2048)")
     p.add_argument("--texts", type=names(corpus.TEXTS), default=["prose", "technical"],
                    help="the first is the one that everything is measured on; known: " + ", ".join(corpus.TEXTS))
+    p.add_argument("--policies", nargs="+", metavar="POLICY",
+                   help="measured in rounds 1, 2 and 4, instead of those of docs/accuracy.md")
     p.add_argument("--sweep", type=numbers, default=[4096, 8192], help="tokens of the longer texts")
     p.add_argument("--recall", type=numbers, help="tokens of the contexts of recall (default: --length)")
     p.add_argument("--contexts", type=positive, default=2, help="of recall, eight needles each")
