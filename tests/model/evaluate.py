@@ -180,7 +180,8 @@ def brief(result: dict) -> str:
     """The figures of a cell that tell most."""
     if "rise_percent" in result:
         return f"{result['rise_percent']:+.2f} +- {result['rise_error']:.2f} %, KL {result['kl']:.5f}"
-    return ", ".join(f"{k} {v:.4g}" for k, v in result.items() if isinstance(v, float) and k != "seconds")
+    found = [f"{k} {v:.4g}" for k, v in result.items() if isinstance(v, float) and k != "seconds"]
+    return ", ".join(found) or ", ".join(f"{len(v)} {k}" for k, v in result.items() if isinstance(v, list))
 
 
 def add_perplexity(e: Evaluation, text: str, count: int, policies: list[str], decoded: bool = False) -> None:
