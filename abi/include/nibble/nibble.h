@@ -971,7 +971,8 @@ typedef struct nbl_api_v1 {
     nbl_status (*snapshot_load)(nbl_cache *cache, const char *path, uint64_t *out_sequence, nbl_error *err);
 
     /** Turns a policy (docs/kv-cache.md, "Policies") into data: a recipe and modifiers, for instance
-     * "kv4,sinks=64,recent=256,layers=last4:kv8".
+     * "kv4,sinks=64,recent=256,layers=last4:kv8". "default", which may have modifiers too, is the policy for those who
+     * have no reason to take another: "kv4,recent=128" (docs/accuracy.md).
      *
      * @param layers  of the model; names in layers=... are checked against it
      * @retval NBL_OK
