@@ -69,6 +69,7 @@ nbl_status cuda_workspace_size(nbl_device *device, const nbl_op_desc *op, uint64
         b.q_heads = op->q_heads;
         b.q_len_max = op->q_len_max;
         b.kv_len_max = op->kv_len_max;
+        b.q_centers = (op->features & NBL_FEATURE_Q_CENTERS) != 0;
         *out_bytes = cuda_plan_make(&b).bytes;
     }
     return NBL_OK;
@@ -159,6 +160,13 @@ static void set_workspace(const nbl_attend_args *args, const cuda_plan *plan, at
     p->slab_units = plan->slab_units;
 }
 
+/* Centres of the queries, absent in arguments of version 1.0. */
+static nbl_tensor q_centers_of(const nbl_attend_args *args)
+{
+    const nbl_tensor none = {0};
+    return NBL_HAS_FIELD(nbl_attend_args, args, q_centers) ? args->q_centers : none;
+}
+
 static attend_params params_of(const nbl_device *device, const nbl_attend_args *args, const cuda_plan *plan)
 {
     attend_params p;
@@ -180,6 +188,10 @@ static attend_params params_of(const nbl_device *device, const nbl_attend_args *
     p.shared_bytes = device->shared_bytes;
     p.tile_pages = CUDA_TILE_TOKENS / p.pages.page_tokens;
     p.tile_rest = CUDA_TILE_TOKENS % p.pages.page_tokens;
+    const nbl_tensor q_centers = q_centers_of(args);
+    p.q_centers = cuda_tensor_of(&q_centers);
+    p.center_queries = (cuda_query *)(void *)((uint8_t *)args->workspace + plan->center_queries_at);
+    p.center_codes = (uint8_t *)args->workspace + plan->center_codes_at;
     return p;
 }
 
@@ -188,6 +200,7 @@ static attend_params params_of(const nbl_device *device, const nbl_attend_args *
 static nbl_status check_args(const nbl_device *device, const nbl_attend_args *args, nbl_error *err)
 {
     const cuda_named_memory list[] = {{"q", args->q.data},
+                                      {"q_centers", q_centers_of(args).data},
                                       {"o", args->o.data},
                                       {"lse", args->lse.data},
                                       {"state_head", args->state_head.data},
@@ -254,7 +267,11 @@ static nbl_status launch_all(attend_params *p, const attend_bounds *b, cudaStrea
     }
     attend_kernel *kernel = choose_kernel(p, b);
     p->folds_early = kernel == nbl_cuda_attend_decode && p->chunks > 0;
-    nbl_status status = cuda_result(err, nbl_cuda_attend_prepare(p, stream), "attend, first step");
+    nbl_status status = NBL_OK;
+    if (p->q_centers.data != NULL) {
+        status = cuda_result(err, nbl_cuda_attend_centers(p, stream), "attend, centres of queries");
+    }
+    status = status == NBL_OK ? cuda_result(err, nbl_cuda_attend_prepare(p, stream), "attend, first step") : status;
     if (status == NBL_OK && (p->chunks > 0 || !p->split)) {
         status = cuda_result(err, kernel(p, stream), "attend, main step");
     }
@@ -273,6 +290,7 @@ static nbl_status attend(const nbl_device *device, const nbl_attend_args *args, 
     b.q_heads = args->q_heads;
     b.q_len_max = args->q_len_max;
     b.kv_len_max = args->kv_len_max;
+    b.q_centers = q_centers_of(args).data != NULL;
     cuda_plan plan = cuda_plan_make(&b);
     if (args->workspace_bytes < plan.bytes) {
         return cuda_fail(err, NBL_E_NO_MEMORY, "cuda: workspace_bytes is %llu (needed: %llu)",

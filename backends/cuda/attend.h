@@ -74,7 +74,8 @@ typedef struct cuda_sequence {
 typedef struct cuda_query {
     float scale;      /**< cq_row; cs_row with soft cap (NUM 5.3) */
     float offset;     /**< NUM 5.7 */
-    int32_t bias;     /**< -128 * sum of the codes: start value where K codes carry +128 */
+    int32_t bias;     /**< -128 * sum of the codes: start value where K codes carry +128. In the Blackwell core the row's
+                           exponent (NUM 7.1, less that of the first block with mxfp4_16) */
     int32_t sequence; /**< that the row belongs to; its rows count only if `sequences` says so */
 } cuda_query;
 
@@ -181,6 +182,12 @@ typedef struct attend_params {
     uint32_t
         folds_early; /**< 1: the main step lets no block of the last one in before prepare has ended, so that it may
                                read what prepare wrote before it waits */
+
+    /* centred queries (NUM 7.5). Part i of the centre of head h of sequence b is row (b * q_heads + h) * 2 + i of the
+     * workspace, a query row like those of `queries` and `codes`. */
+    cuda_tensor q_centers; /**< [B, Hq, Dk]; data NULL where there are none */
+    cuda_query *center_queries;
+    uint8_t *center_codes;
 } attend_params;
 
 /** Fails if the plugin has no code for the current device. */
@@ -188,6 +195,9 @@ cudaError_t nbl_cuda_probe(void);
 
 /** Prepare: `sequences`, `queries` and `codes` (NUM 5.1); reports bad data to `status`. */
 cudaError_t nbl_cuda_attend_prepare(const attend_params *p, cudaStream_t stream);
+
+/** Before prepare, where queries are centred: `center_queries` and `center_codes` (NUM 7.5). */
+cudaError_t nbl_cuda_attend_centers(const attend_params *p, cudaStream_t stream);
 
 /** Any valid call (NUM 5); split or not. */
 cudaError_t nbl_cuda_attend_generic(const attend_params *p, cudaStream_t stream);

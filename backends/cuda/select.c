@@ -88,6 +88,14 @@ static void plan_images(cuda_plan *p, const attend_bounds *b)
     p->bytes = p->images_at + aligned(min_u64(units * unit_bytes, max_u64(CUDA_PREFILL_IMAGES_MAX, unit_bytes)));
 }
 
+static void plan_centers(cuda_plan *p, const attend_bounds *b)
+{
+    uint64_t parts = b->q_centers ? 2u * (uint64_t)b->batch * b->q_heads : 0u;
+    p->center_queries_at = p->bytes;
+    p->center_codes_at = p->center_queries_at + aligned(parts * QUERY_BYTES);
+    p->bytes = p->center_codes_at + aligned(parts * padded(b->k_dim));
+}
+
 /* Few rows over a cache are always split, so that all multiprocessors have work; many rows only where the states are
  * small.
  * Neither looks at the range: no call within the bounds needs more workspace than the bounds say. */
@@ -108,6 +116,7 @@ cuda_plan cuda_plan_make(const attend_bounds *b)
     p.states_at = p.codes_at + aligned(p.rows * padded(b->k_dim) * CODE_BYTES);
     p.bytes = p.states_at + aligned(p.states_bytes);
     plan_images(&p, b);
+    plan_centers(&p, b);
     return p;
 }
 

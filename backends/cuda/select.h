@@ -37,6 +37,7 @@ typedef struct attend_bounds {
     uint32_t kv_len_max;
     uint32_t processors; /**< multiprocessors of the device */
     uint32_t capability; /**< 10 * major + minor */
+    uint32_t q_centers;  /**< 1: queries are centred (NUM 7.5) */
 } attend_bounds;
 
 /** Sizes of a call and places in its workspace, in bytes. */
@@ -49,6 +50,8 @@ typedef struct cuda_plan {
     uint64_t sequences_at;
     uint64_t queries_at;
     uint64_t codes_at;
+    uint64_t center_queries_at; /**< of the two parts of each centre of queries, if there are any */
+    uint64_t center_codes_at;
     uint64_t states_at;
     uint64_t states_bytes; /**< that any call within the bounds may need */
     uint64_t items_at;     /**< of a prefill: where the items of each unit begin */

@@ -14,18 +14,19 @@ static const struct {
     const char *name;
     uint32_t q_format, k_format, v_format, scale_rule;
     uint32_t centering; /* besides that of K's format */
+    uint32_t q_centering;
 } recipes[] = {
-    {"qk4v8", NBL_Q4, NBL_MXFP4, NBL_INT8, NBL_RULE_DEFAULT, 0},
-    {"mxkv4", NBL_Q8, NBL_MXFP4, NBL_MXFP4, NBL_RULE_DEFAULT, 0},
-    {"kv4", NBL_Q8, NBL_INT4P, NBL_INT4P, NBL_RULE_DEFAULT, 0},
-    {"k4v8", NBL_Q8, NBL_INT4P, NBL_INT8, NBL_RULE_DEFAULT, 0},
-    {"kv8", NBL_Q8, NBL_INT8, NBL_INT8, NBL_RULE_DEFAULT, 0},
-    {"bf16", NBL_Q_DEFAULT, NBL_FORMAT_BF16, NBL_FORMAT_BF16, NBL_RULE_DEFAULT, 0},
-    {"fp16", NBL_Q_DEFAULT, NBL_FORMAT_FP16, NBL_FORMAT_FP16, NBL_RULE_DEFAULT, 0},
-    {"fp8", NBL_Q_DEFAULT, NBL_FP8_E4M3, NBL_FP8_E4M3, NBL_RULE_DEFAULT, 0},
-    {"nvfp4", NBL_Q_DEFAULT, NBL_NVFP4, NBL_NVFP4, NBL_RULE_DEFAULT, 0},
-    {"nvfp4_4over6", NBL_Q_DEFAULT, NBL_NVFP4, NBL_NVFP4, NBL_RULE_FOUR_OVER_SIX, 0},
-    {"mpfa", NBL_Q_FP4, NBL_NVFP4, NBL_FP8_E4M3, NBL_RULE_DEFAULT, NBL_CENTERING_MEAN},
+    {"qk4v8", NBL_Q4, NBL_MXFP4, NBL_INT8, NBL_RULE_DEFAULT, 0, 0},
+    {"mxkv4", NBL_Q8, NBL_MXFP4, NBL_MXFP4, NBL_RULE_DEFAULT, 0, 0},
+    {"kv4", NBL_Q8, NBL_INT4P, NBL_INT4P, NBL_RULE_DEFAULT, 0, 0},
+    {"k4v8", NBL_Q8, NBL_INT4P, NBL_INT8, NBL_RULE_DEFAULT, 0, 0},
+    {"kv8", NBL_Q8, NBL_INT8, NBL_INT8, NBL_RULE_DEFAULT, 0, 0},
+    {"bf16", NBL_Q_DEFAULT, NBL_FORMAT_BF16, NBL_FORMAT_BF16, NBL_RULE_DEFAULT, 0, 0},
+    {"fp16", NBL_Q_DEFAULT, NBL_FORMAT_FP16, NBL_FORMAT_FP16, NBL_RULE_DEFAULT, 0, 0},
+    {"fp8", NBL_Q_DEFAULT, NBL_FP8_E4M3, NBL_FP8_E4M3, NBL_RULE_DEFAULT, 0, 0},
+    {"nvfp4", NBL_Q_DEFAULT, NBL_NVFP4, NBL_NVFP4, NBL_RULE_DEFAULT, 0, 0},
+    {"nvfp4_4over6", NBL_Q_DEFAULT, NBL_NVFP4, NBL_NVFP4, NBL_RULE_FOUR_OVER_SIX, 0, 0},
+    {"mpfa", NBL_Q_FP4, NBL_NVFP4, NBL_FP8_E4M3, NBL_RULE_DEFAULT, NBL_CENTERING_MEAN, 1},
 };
 
 /* Formats by name: largest Hadamard block of K and V, 0 for none, and centring. docs/adr/0006-channel-shifts.md has the
@@ -136,6 +137,7 @@ static nbl_status name_parse(const word *name, nbl_recipe *r, nbl_error *err)
             r->v_format = recipes[i].v_format;
             r->scale_rule = recipes[i].scale_rule;
             r->centering = recipes[i].centering;
+            r->q_centering = recipes[i].q_centering;
             return NBL_OK;
         }
     }
@@ -171,13 +173,13 @@ static bool number_parse(const char *text, size_t bytes, uint32_t *out)
     return true;
 }
 
-#define RECIPE_KEYS 4u
-#define RECIPE_MODIFIERS "hadamard=N, vhadamard=N, center=0..3, sinks=N"
+#define RECIPE_KEYS 5u
+#define RECIPE_MODIFIERS "hadamard=N, vhadamard=N, center=0..3, qcenter=0..1, sinks=N"
 
 /* Index of the key that a word starts with, RECIPE_KEYS if there is none. */
 static size_t key_find(const word *w)
 {
-    static const char *const keys[RECIPE_KEYS] = {"hadamard=", "vhadamard=", "center=", "sinks="};
+    static const char *const keys[RECIPE_KEYS] = {"hadamard=", "vhadamard=", "center=", "qcenter=", "sinks="};
     size_t i = 0;
     while (i < RECIPE_KEYS && !word_starts(w, keys[i]))
         ++i;
@@ -187,7 +189,7 @@ static size_t key_find(const word *w)
 /* given has bit i set once key i was seen. */
 static nbl_status modifier_parse(const word *w, nbl_recipe *r, uint32_t *given, nbl_error *err)
 {
-    uint32_t *const fields[RECIPE_KEYS] = {&r->k_hadamard, &r->v_hadamard, &r->centering, &r->sink_tokens};
+    uint32_t *const fields[RECIPE_KEYS] = {&r->k_hadamard, &r->v_hadamard, &r->centering, &r->q_centering, &r->sink_tokens};
     const size_t key = key_find(w);
     if (key == RECIPE_KEYS)
         return NBL_REFUSE(err, NBL_E_INVALID, "recipe modifier \"%.*s\" is unknown (known: " RECIPE_MODIFIERS ")",
@@ -231,6 +233,7 @@ static nbl_status values_check(const nbl_recipe *r, uint32_t k_dim, uint32_t v_d
     NBL_TRY(nbl_value_check("recipe modifier ", "center", r->centering, 0, NBL_CENTERING_ALL, err));
     if (r->sink_tokens > 0)
         NBL_TRY(int8_check(r->q_format, r->k_format, r->v_format, true, true, "sinks", err));
+    NBL_TRY(nbl_value_check("recipe modifier ", "qcenter", r->q_centering, 0, r->q_format == NBL_Q_FP4, err));
     return nbl_value_check("recipe modifier ", "sinks", r->sink_tokens, 0, NBL_KV_TOKENS_MAX, err);
 }
 
@@ -393,6 +396,7 @@ static void recipe_store(const nbl_recipe *r, nbl_policy *p)
     p->centering = r->centering;
     p->sink_tokens = r->sink_tokens;
     p->scale_rule = r->scale_rule;
+    p->q_centering = r->q_centering;
 }
 
 nbl_status nbl_api_policy_parse(const char *text, uint32_t layers, uint32_t k_dim, uint32_t v_dim,

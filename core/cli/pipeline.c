@@ -8,14 +8,18 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define Q_CENTER_TOKENS_MIN 32u /* as for the centre of K (NUM 4.2): fewer rows are no sample of a sequence's queries */
+
 /* The cache, one sequence in it, and the problem's arrays on the device. */
 typedef struct pipeline {
     nbl_session *session;
     const nbl_problem *problem;
     uint32_t q_format;
+    uint32_t q_centering;
     nbl_cache *cache;
     uint64_t sequence;
     void *q, *k, *v, *o, *lse, *sinks;
+    void *q_centers; /* or NULL: queries are not centred */
 } pipeline;
 
 int nbl_recipes_split(const char *option, const char *text, nbl_list *out_list, nbl_fault *fault)
@@ -164,6 +168,8 @@ static int attend_rows(pipeline *p, uint32_t first, uint32_t count, nbl_fault *f
     args.sm_scale = problem->sm_scale;
     args.soft_cap = problem->soft_cap;
     args.sinks = p->sinks;
+    if (p->q_centers)
+        args.q_centers = rows_of(p->q_centers, 1, problem->q_heads, problem->k_dim);
     args.stream = p->session->stream;
     if (p->session->api->cache_attend(p->cache, &args, &err) != NBL_OK)
         return nbl_fault_from_api(fault, NBL_EXIT_FAILED, "attend", &err);
@@ -295,6 +301,27 @@ static int upload_sinks(pipeline *p, nbl_fault *fault)
     return code;
 }
 
+/* Mean of each head's query rows, if the recipe centres queries and there are enough of them. */
+static int upload_q_centers(pipeline *p, nbl_fault *fault)
+{
+    const nbl_problem *problem = p->problem;
+    const uint64_t count = (uint64_t)problem->q_heads * problem->k_dim;
+    if (!p->q_centering || problem->q_tokens < Q_CENTER_TOKENS_MIN)
+        return NBL_EXIT_OK;
+    float *mean = nbl_alloc(count, sizeof *mean, fault);
+    if (!mean)
+        return NBL_EXIT_FAILED;
+    for (uint64_t i = 0; i < count; i++) {
+        double sum = 0.0;
+        for (uint32_t row = 0; row < problem->q_tokens; row++)
+            sum += (double)problem->q[row * count + i];
+        mean[i] = (float)(sum / problem->q_tokens);
+    }
+    int code = nbl_session_upload(p->session, mean, count * sizeof *mean, &p->q_centers, fault);
+    free(mean);
+    return code;
+}
+
 static int open_cache(pipeline *p, const nbl_pipeline_options *options, nbl_fault *fault)
 {
     const nbl_api_v1 *api = p->session->api;
@@ -310,6 +337,7 @@ static int open_cache(pipeline *p, const nbl_pipeline_options *options, nbl_faul
                              "add center=0 to --recipe",
                              options->recipe);
     p->q_format = policy.q_format;
+    p->q_centering = policy.q_centering;
     if (api->cache_create(p->session->device, &config, &p->cache, &err) != NBL_OK)
         return nbl_fault_from_api(fault, NBL_EXIT_FAILED, "cache", &err);
     if (api->seq_create(p->cache, &p->sequence, &err) != NBL_OK)
@@ -321,7 +349,7 @@ static void close_pipeline(pipeline *p)
 {
     if (p->cache)
         p->session->api->cache_destroy(p->cache, NULL);
-    void *const buffers[] = {p->q, p->k, p->v, p->o, p->lse, p->sinks};
+    void *const buffers[] = {p->q, p->k, p->v, p->o, p->lse, p->sinks, p->q_centers};
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
         nbl_session_release(p->session, buffers[i]);
 }
@@ -370,6 +398,8 @@ int nbl_pipeline_run(nbl_session *session, const nbl_problem *problem, const nbl
         code = upload_inputs(&p, fault);
     if (code == NBL_EXIT_OK)
         code = upload_sinks(&p, fault);
+    if (code == NBL_EXIT_OK)
+        code = upload_q_centers(&p, fault);
     if (code == NBL_EXIT_OK)
         code = run_all(&p, options, &result, fault);
     close_pipeline(&p);

@@ -48,6 +48,8 @@ BAD_ATTEND(q_heads_zero, NBL_E_INVALID, "q_heads is 0", w.attend.q_heads = 0)
 BAD_ATTEND(q_format, NBL_E_INVALID, "q_format is 4 (allowed: 0 to 3)", w.attend.q_format = 4)
 BAD_ATTEND(q_format_fp4, NBL_E_INVALID, "q_format is 3 with pool.regions[0] of formats 1 and 1 (needed: K nvfp4",
            w.attend.q_format = NBL_Q_FP4)
+BAD_ATTEND(q_centers_format, NBL_E_INVALID, "q_centers with q_format 0 (needed: absent, or q_format 3)",
+           w.attend.q_centers = w.attend.q)
 BAD_ATTEND(batch_zero, NBL_E_INVALID, "batch is 0 (allowed: 1", w.attend.batch = 0)
 BAD_ATTEND(q_rank, NBL_E_INVALID, "q.rank is 4", w.attend.q.rank = 4)
 BAD_ATTEND(q_dim, NBL_E_INVALID, "q.shape[2] is 16 (needed: 32, [Tq, Hq, Dk])", w.attend.q.shape[2] = 16)

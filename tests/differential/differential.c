@@ -530,6 +530,7 @@ static nbl_op_desc desc_of(const trial *t, const nbl_attend_args *a)
     d.q_heads = t->q_heads;
     d.in_dtype = t->in_dtype;
     d.out_dtype = t->out_dtype;
+    d.features = a->q_centers.data != NULL ? NBL_FEATURE_Q_CENTERS : 0u;
     d.batch_max = t->batch;
     d.q_tokens_max = t->q_tokens;
     d.q_len_max = t->q_len_max;
@@ -599,7 +600,15 @@ static void do_attend(trial *t)
     array *heads[2], *tree;
     nbl_attend_args a = random_mask(t, heads, &tree);
     a.q_format = t->is_fp4 ? (uint32_t)NBL_Q_FP4 : 1u + world_below(t->w, 2);
+    array *q_centers = NULL;
+    if (t->is_fp4 && t->q_tokens > 0 && world_below(t->w, 2)) { /* without rows there is nothing to centre */
+        q_centers = make_vectors(t, (uint64_t)t->batch * t->q_heads, t->shape.k_dim, t->in_dtype);
+    }
     for (uint32_t i = 0; i < SIDES; ++i) {
+        if (q_centers != NULL) {
+            a.q_centers =
+                tensor_of(q_centers, i, t->in_dtype, 3, (uint64_t[]){t->batch, t->q_heads, t->shape.k_dim});
+        }
         a.alibi_slopes = heads[0] != NULL ? (const float *)(const void *)heads[0]->memory[i] : NULL;
         a.sinks = heads[1] != NULL ? (const float *)(const void *)heads[1]->memory[i] : NULL;
         a.tree_mask = tree != NULL ? (const uint32_t *)(const void *)tree->memory[i] : NULL;

@@ -89,8 +89,8 @@ typedef struct nbl_recipe {
     uint32_t sink_tokens; /**< first tokens of a sequence kept in int8, rounded up to whole pages */
     uint32_t reserved;
     char name[32];
-    uint32_t scale_rule; /**< enum nbl_scale_rule, of K and V */
-    uint32_t reserved_end;
+    uint32_t scale_rule;  /**< enum nbl_scale_rule, of K and V */
+    uint32_t q_centering; /**< since 1.1: 1 if the recipe wants q_centers in cache_attend (NUM 7.5) */
 } nbl_recipe;
 
 /* Flags of nbl_cache_config, since 1.1. */
@@ -143,8 +143,8 @@ typedef struct nbl_policy {
     uint32_t sink_tokens;
     uint32_t rule_count;
     nbl_policy_rule rules[NBL_RULES_MAX];
-    uint32_t scale_rule; /**< enum nbl_scale_rule, of K and V in all layers */
-    uint32_t reserved_end;
+    uint32_t scale_rule;  /**< enum nbl_scale_rule, of K and V in all layers */
+    uint32_t q_centering; /**< as in nbl_recipe */
 } nbl_policy;
 
 #define NBL_PRIORITY_MAX 100u /**< of a cached prefix; the lowest goes first */

@@ -380,7 +380,7 @@ NBL_ASSERT_FIELD(nbl_recipe, sink_tokens, 40);
 NBL_ASSERT_FIELD(nbl_recipe, reserved, 44);
 NBL_ASSERT_FIELD(nbl_recipe, name, 48);
 NBL_ASSERT_FIELD(nbl_recipe, scale_rule, 80);
-NBL_ASSERT_FIELD(nbl_recipe, reserved_end, 84);
+NBL_ASSERT_FIELD(nbl_recipe, q_centering, 84);
 
 NBL_STATIC_ASSERT(sizeof(nbl_cache_config) == 184u, "size of nbl_cache_config");
 NBL_ASSERT_FIELD(nbl_cache_config, struct_size, 0);
@@ -529,7 +529,7 @@ NBL_ASSERT_FIELD(nbl_policy, sink_tokens, 40);
 NBL_ASSERT_FIELD(nbl_policy, rule_count, 44);
 NBL_ASSERT_FIELD(nbl_policy, rules, 48);
 NBL_ASSERT_FIELD(nbl_policy, scale_rule, 560);
-NBL_ASSERT_FIELD(nbl_policy, reserved_end, 564);
+NBL_ASSERT_FIELD(nbl_policy, q_centering, 564);
 
 NBL_ASSERT_SIZE(nbl_api_request);
 NBL_ASSERT_FIELD(nbl_api_request, struct_size, 0);

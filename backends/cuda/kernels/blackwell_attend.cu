@@ -56,6 +56,10 @@ template <uint32_t M> struct memory {
     uint32_t q_stride;
     uint32_t steps; /* of 64 elements in a row */
     float *stage;   /* rows of O, where places and queries were */
+    float *y;       /* [slots][128] products of centres with the tile's K (NUM 7.5), or NULL */
+    float *unit;    /* [16 * M] 2^-exponent of each row */
+    float *factor;  /* [slots][2] 2^exponent of a centre's parts */
+    uint32_t *centers; /* codes and scales as in q, 16 rows for 8 slots: their first parts, then their second ones */
 };
 
 /* Accumulators of a thread: N fragments of 8 columns for each of M tiles of rows. */
@@ -72,22 +76,66 @@ __host__ __device__ constexpr uint32_t code_stride_of(uint32_t k_dim_padded)
     return steps_of(k_dim_padded) * (FP4_STEP / 8u) + Q_PAD;
 }
 
-template <uint32_t M> __device__ void load_queries(const attend_params &p, const memory<M> &m, const item &it)
+/* M tiles of rows that prepare has written, row i at source(i), or zeros if that is NULL. */
+template <uint32_t M, typename F>
+__device__ void load_rows(const attend_params &p, uint32_t q_stride, uint32_t steps, uint32_t *to, F source)
 {
-    const uint32_t code_words = p.k_dim_padded / 8u, words = m.q_stride + m.steps;
+    const uint32_t code_words = p.k_dim_padded / 8u, words = q_stride + steps;
     for (uint32_t i = threadIdx.x; i < M_ROWS * M * words; i += THREADS) {
         const uint32_t row = i / words, w = i % words;
+        const uint8_t *from = source(row);
         uint32_t word = 0;
-        if (row < it.rows && (w < code_words || w >= m.q_stride)) {
-            const uint8_t *from = (const uint8_t *)p.codes + (uint64_t)m.fixed->row[row].index * p.k_dim_padded;
-            from += w < code_words ? 4u * w : fp4_row_scales_at(p.k_dim_padded) + 4u * (w - m.q_stride);
+        if (from != NULL && (w < code_words || w >= q_stride)) {
+            from += w < code_words ? 4u * w : fp4_row_scales_at(p.k_dim_padded) + 4u * (w - q_stride);
             word = *(const uint32_t *)(const void *)from;
         }
-        if (w < m.q_stride) {
-            m.q[row * m.q_stride + w] = word;
+        if (w < q_stride) {
+            to[row * q_stride + w] = word;
         } else {
-            m.q[M_ROWS * M * m.q_stride + (w - m.q_stride) * M_ROWS * M + row] = word;
+            to[M_ROWS * M * q_stride + (w - q_stride) * M_ROWS * M + row] = word;
         }
+    }
+}
+
+template <uint32_t M> __device__ void load_queries(const attend_params &p, const memory<M> &m, const item &it)
+{
+    load_rows<M>(p, m.q_stride, m.steps, m.q, [&](uint32_t row) {
+        const uint64_t at = (uint64_t)m.fixed->row[row < it.rows ? row : 0u].index * p.k_dim_padded;
+        return row < it.rows ? (const uint8_t *)p.codes + at : (const uint8_t *)NULL;
+    });
+}
+
+/* Heads that the item's rows have. Row i has that of slot i % group_rows. */
+__device__ uint32_t slots_of(const attend_params &p, const item &it)
+{
+    return min(it.rows, p.group_rows);
+}
+
+/* Words of 16 rows of codes and scales. */
+__host__ __device__ constexpr uint32_t row_tile_words(uint32_t k_dim_padded)
+{
+    return M_ROWS * (code_stride_of(k_dim_padded) + steps_of(k_dim_padded));
+}
+
+/* Centres of the item's heads, and what rows and centres are scaled by (NUM 7.5). */
+template <uint32_t M> __device__ void load_centers(const attend_params &p, const memory<M> &m, const item &it)
+{
+    const uint32_t slots = slots_of(p, it);
+    const auto index_of = [&](uint32_t slot, uint32_t part) {
+        return 2u * ((uint64_t)it.sequence * p.q_heads + m.fixed->row[slot].head) + part;
+    };
+    if (threadIdx.x < it.rows) {
+        m.unit[threadIdx.x] = nbl_pow2(-p.queries[m.fixed->row[threadIdx.x].index].bias);
+    }
+    if (threadIdx.x < 2u * slots) {
+        m.factor[threadIdx.x] = nbl_pow2(p.center_queries[index_of(threadIdx.x / 2u, threadIdx.x % 2u)].bias);
+    }
+    for (uint32_t first = 0; first < slots; first += UNIT) {
+        uint32_t *to = m.centers + first / UNIT * row_tile_words(p.k_dim_padded);
+        load_rows<1>(p, m.q_stride, m.steps, to, [&](uint32_t row) {
+            const uint32_t slot = first + row % UNIT;
+            return slot < slots ? p.center_codes + index_of(slot, row / UNIT) * p.k_dim_padded : (const uint8_t *)NULL;
+        });
     }
 }
 
@@ -113,19 +161,23 @@ template <uint32_t M> __device__ bool init_item(const attend_params &p, const me
         it->end = max(it->end, m.fixed->row[i].end);
     }
     load_queries(p, m, *it);
+    if (m.y != NULL) {
+        load_centers(p, m, *it);
+    }
     return true;
 }
 
 /* ------------------------------------------------------------------------------------------------ Q K^T */
 
-/* Scores of all rows and the warp's 32 tokens: n-tile n has tokens 8n + 2t, 8n + 2t + 1 of rows g and g + 8. */
-template <uint32_t M>
-__device__ void multiply_k(const attend_params &p, const memory<M> &m, uint32_t buffer, float (&x)[M][TOKEN_TILES][4])
+/* Scores of rows of codes and the warp's 32 tokens: n-tile n has tokens 8n + 2t, 8n + 2t + 1 of rows g and g + 8. */
+template <uint32_t M, uint32_t R>
+__device__ void multiply_k(const attend_params &p, const memory<R> &m, const uint32_t *rows, uint32_t buffer,
+                           float (&x)[M][TOKEN_TILES][4])
 {
     const uint32_t lane = threadIdx.x % 32u, g = lane / 4u, t = lane % 4u, words = p.k_dim_padded / 8u;
     const token_place *place = m.place[buffer] + threadIdx.x / 32u * 32u;
-    const uint32_t *q = m.q + g * m.q_stride + t;
-    const uint32_t *q_scales = m.q + M_ROWS * M * m.q_stride + M_ROWS * (t / 2u) % (M_ROWS * M) + UNIT * (t % 2u) + g;
+    const uint32_t *q = rows + g * m.q_stride + t;
+    const uint32_t *q_scales = rows + M_ROWS * M * m.q_stride + M_ROWS * (t / 2u) % (M_ROWS * M) + UNIT * (t % 2u) + g;
     const uint8_t *codes[TOKEN_TILES];
     uint32_t stride[TOKEN_TILES];
 #pragma unroll
@@ -166,13 +218,35 @@ __device__ void multiply_k(const attend_params &p, const memory<M> &m, uint32_t 
     }
 }
 
-/* ------------------------------------------------------------------------------------------------ softmax */
-
 /* The thread's n-th token of the tile, of 8 a row. */
 __device__ uint32_t token_of(uint32_t n)
 {
     return threadIdx.x / 32u * 32u + n / 2u * UNIT + threadIdx.x % 4u * 2u + n % 2u;
 }
+
+/* y of the item's heads and the warp's tokens (NUM 7.5): a lane has both parts of a slot's centre. */
+template <uint32_t M>
+__device__ void multiply_centers(const attend_params &p, const memory<M> &m, const item &it, uint32_t buffer)
+{
+    const uint32_t slots = slots_of(p, it);
+    for (uint32_t first = 0; first < slots; first += UNIT) {
+        const uint32_t slot = first + threadIdx.x % 32u / 4u;
+        float x[1][TOKEN_TILES][4];
+        multiply_k(p, m, m.centers + first / UNIT * row_tile_words(p.k_dim_padded), buffer, x);
+#pragma unroll
+        for (uint32_t n = 0; n < 2u * TOKEN_TILES; ++n) {
+            if (slot < slots) {
+                const float unit = p.fp4_format == NBL_MXFP4_16 ? m.place[buffer][token_of(n)].k_unit : 1.0f;
+                const float value = x[0][n / 2u][n % 2u] * unit * m.factor[2u * slot];
+                const float rest = x[0][n / 2u][2u + n % 2u] * unit;
+                m.y[slot * CUDA_TILE_TOKENS + token_of(n)] = nbl_fma(rest, m.factor[2u * slot + 1u], value);
+            }
+        }
+    }
+    __syncwarp();
+}
+
+/* ------------------------------------------------------------------------------------------------ softmax */
 
 /* The thread's two rows of a tile of rows. */
 __device__ uint32_t row_of(uint32_t tile, uint32_t half)
@@ -201,6 +275,10 @@ __device__ bool view_scores(const attend_params &p, const memory<M> &m, const it
                 float &score = x[tile][n / 2u][2u * half + n % 2u];
                 if (row < it.rows && is_visible(p, it, r, position)) {
                     score *= p.fp4_format == NBL_MXFP4_16 ? m.place[buffer][token_of(n)].k_unit : 1.0f;
+                    if (m.y != NULL) {
+                        const float y = m.y[row % p.group_rows * CUDA_TILE_TOKENS + token_of(n)];
+                        score = nbl_fma(y, m.unit[row], score);
+                    }
                     score = p.cap != 0.0f ? nbl_tanhp(score * r.scale) : score;
                     visible[tile] |= 1u << (8u * half + n);
                     is_late = is_late || !v.has_base || grid_logit(v, score, alibi_of(p, v, position)) > NBL_FLOAT_GRID;
@@ -375,7 +453,10 @@ __device__ void do_tile(const attend_params &p, const memory<M> &m, const item &
 {
     float x[M][TOKEN_TILES][4];
     uint32_t visible[M];
-    multiply_k(p, m, buffer, x);
+    if (m.y != NULL) {
+        multiply_centers(p, m, it, buffer);
+    }
+    multiply_k(p, m, m.q, buffer, x);
     const bool is_late = view_scores(p, m, it, start, buffer, x, visible);
     if (__syncthreads_or(is_late) != 0) {
         put_maxima(p, m, it, start, x, visible);
@@ -550,19 +631,50 @@ __host__ __device__ uint32_t row_tiles(uint32_t v_dim_padded)
 
 template <uint32_t M> __host__ __device__ constexpr size_t shared_bytes(uint32_t k_dim_padded, uint32_t v_dim_padded)
 {
-    const size_t q = (size_t)M_ROWS * M * (code_stride_of(k_dim_padded) + steps_of(k_dim_padded)) * 4u;
+    const size_t q = (size_t)M * row_tile_words(k_dim_padded) * 4u;
     const size_t tile = 2u * CUDA_TILE_TOKENS * sizeof(token_place) + q;
     const size_t stage = (size_t)M_ROWS * M * v_dim_padded * sizeof(float);
     return sizeof(fixed_memory<M>) + (tile > stage ? tile : stage);
 }
 
-static_assert(shared_bytes<1>(NBL_DIM_PADDED_MAX, NBL_V_DIM_MAX) <= SHARED_MAX, "no dimensions are refused");
-static_assert(shared_bytes<2>(NBL_DIM_PADDED_MAX, THREADS) <= SHARED_MAX, "no dimensions are refused");
+/* Most heads that the rows of an item have. */
+template <uint32_t M> __host__ __device__ constexpr uint32_t slots_most(uint32_t group_rows)
+{
+    return group_rows < M_ROWS * M ? group_rows : M_ROWS * M;
+}
+
+/* Bytes after those for centres of queries. */
+template <uint32_t M> __host__ __device__ constexpr size_t center_bytes(uint32_t k_dim_padded, uint32_t group_rows)
+{
+    const uint32_t slots = slots_most<M>(group_rows), tiles = (slots + UNIT - 1u) / UNIT;
+    return 4u * ((size_t)slots * (CUDA_TILE_TOKENS + 2u) + M_ROWS * M + (size_t)tiles * row_tile_words(k_dim_padded));
+}
+
+template <uint32_t M> __host__ __device__ constexpr size_t shared_bytes_most(uint32_t k_dim, uint32_t v_dim)
+{
+    return shared_bytes<M>(k_dim, v_dim) + center_bytes<M>(k_dim, M_ROWS * M);
+}
+
+static_assert(shared_bytes_most<1>(NBL_DIM_PADDED_MAX, NBL_V_DIM_MAX) <= SHARED_MAX, "no dimensions are refused");
+static_assert(shared_bytes_most<2>(NBL_DIM_PADDED_MAX, THREADS) <= SHARED_MAX, "no dimensions are refused");
 
 /* Blocks that share a multiprocessor, by what they need of its registers; emulated products need what they can get. */
 __host__ __device__ constexpr uint32_t blocks_of_processor(uint32_t row_tiles, uint32_t v_units)
 {
     return !PTX_BLOCK_SCALE ? 1u : v_units == 4u ? 2u : row_tiles * v_units == 1u ? 4u : 3u;
+}
+
+/* Where centres of queries are, if there are any. */
+template <uint32_t M> __device__ void place_centers(const attend_params &p, uint8_t *dynamic, memory<M> *m)
+{
+    m->y = NULL;
+    if (p.q_centers.data != NULL) {
+        const uint32_t slots = slots_most<M>(p.group_rows);
+        m->y = (float *)(void *)(dynamic + shared_bytes<M>(p.k_dim_padded, p.v_dim_padded));
+        m->factor = m->y + slots * CUDA_TILE_TOKENS;
+        m->unit = m->factor + 2u * slots;
+        m->centers = (uint32_t *)(void *)(m->unit + M_ROWS * M);
+    }
 }
 
 template <uint32_t M, uint32_t V>
@@ -577,6 +689,7 @@ __global__ void __launch_bounds__(THREADS, blocks_of_processor(M, V))
     m.q = (uint32_t *)(void *)(m.place + 2);
     m.q_stride = code_stride_of(p.k_dim_padded);
     m.steps = steps_of(p.k_dim_padded);
+    place_centers(p, (uint8_t *)(void *)dynamic, &m);
     uint32_t parts = p.split ? p.chunks : 1u;
     uint32_t n = blockIdx.x % parts;
     uint32_t block = blockIdx.x / parts % blocks;
@@ -603,6 +716,7 @@ template <uint32_t M, uint32_t V> cudaError_t launch(const attend_params *p, cud
     uint32_t blocks = (uint32_t)((rows + M_ROWS * M - 1u) / (M_ROWS * M));
     uint64_t items = (uint64_t)p->batch * p->kv_heads * blocks * (p->split ? p->chunks : 1u);
     size_t bytes = shared_bytes<M>(p->k_dim_padded, p->v_dim_padded);
+    bytes += p->q_centers.data != NULL ? center_bytes<M>(p->k_dim_padded, p->group_rows) : 0u;
     if (items == 0) {
         return cudaSuccess;
     }
@@ -622,8 +736,8 @@ template <uint32_t M, uint32_t V> cudaError_t launch(const attend_params *p, cud
 extern "C" uint64_t nbl_cuda_blackwell_shared_bytes(uint32_t k_dim, uint32_t v_dim)
 {
     const uint32_t k_dim_padded = nbl_layout_dim_padded(k_dim), v_dim_padded = nbl_layout_dim_padded(v_dim);
-    return row_tiles(v_dim_padded) == 1u ? shared_bytes<1>(k_dim_padded, v_dim_padded)
-                                         : shared_bytes<2>(k_dim_padded, v_dim_padded);
+    return row_tiles(v_dim_padded) == 1u ? shared_bytes_most<1>(k_dim_padded, v_dim_padded)
+                                         : shared_bytes_most<2>(k_dim_padded, v_dim_padded);
 }
 
 extern "C" cudaError_t nbl_cuda_attend_blackwell(const attend_params *p, cudaStream_t stream)

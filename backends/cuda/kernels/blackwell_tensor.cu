@@ -558,7 +558,7 @@ static size_t shared_bytes(const attend_params *p)
 extern "C" int nbl_cuda_tensor_supports(const attend_params *p)
 {
     const bool has_code = is_native(p) || (EMULATED && p->capability < 120u);
-    return has_code && p->v_dim_padded <= V_DIM_MAX && shared_bytes(p) <= p->shared_bytes;
+    return has_code && p->q_centers.data == NULL && p->v_dim_padded <= V_DIM_MAX && shared_bytes(p) <= p->shared_bytes;
 }
 
 extern "C" cudaError_t nbl_cuda_attend_tensor(const attend_params *p, cudaStream_t stream)

@@ -96,18 +96,23 @@ static __device__ void finish_float_row(const attend_params &p, const float (&x)
     p.queries[row] = query;
 }
 
-/* The row as the Blackwell core wants it (NUM 7.1, 7.4); all threads of the block call it. */
+/* The row as the Blackwell core wants it (NUM 7.1, 7.4, 7.5); all threads of the block call it. */
 static __device__ void finish_fp4_row(const attend_params &p, float (&x)[BLOCK16], uint64_t row, uint32_t team,
-                                      uint32_t b, uint32_t *slot, bool active, uint32_t sequence, uint32_t kv_head,
+                                      uint32_t b, uint32_t *slot, bool active, uint32_t sequence, uint32_t head,
                                       const block16_centering &centering)
 {
     uint8_t *to = (uint8_t *)p.codes + row * p.k_dim_padded;
     fp4_block block;
-    if (p.fp4_format == NBL_NVFP4) {
-        fp4_quantize_nvfp4(x, team, b, slot, &block);
-    } else {
-        fp4_quantize_mxfp4(x, p.fp4_format, team, b, slot, &block);
+    if (p.q_centers.data != NULL) {
+        float m[BLOCK16];
+        query16_read(p, p.q_centers, sequence, head, active, b, m);
+        query16_transform(p, b, centering, m);
+#pragma unroll
+        for (uint32_t i = 0; i < BLOCK16; ++i) {
+            x[i] -= m[i];
+        }
     }
+    fp4_quantize(p, x, team, b, slot, &block);
     if (active) {
         fp4_store_block(to, p.k_dim_padded, p.fp4_format, b, block);
     }
@@ -115,11 +120,10 @@ static __device__ void finish_fp4_row(const attend_params &p, float (&x)[BLOCK16
     if (!active || b != 0) {
         return;
     }
-    const float unit = nbl_pow2(block.row_exponent - nbl_log2_of(p.k_hadamard));
-    cuda_query query = {p.c * nbl_head_scale(p.pages.k_scale, kv_head) * unit, 0.0f, 0, (int32_t)sequence};
-    if (centering.codes != NULL && p.kv_len[sequence] > 0) {
-        query.offset = fp4_center_dot(to, p.k_dim_padded, p.fp4_format, p.k_dim, centering.codes) *
-                       nbl_pow2(nbl_e8m0_decode_slot(*centering.exponent)) * (p.c * unit);
+    cuda_query query = fp4_row_query(p, to, block.row_exponent, sequence, head / p.group_rows, centering);
+    if (p.q_centers.data != NULL) {
+        const cuda_query *parts = p.center_queries + 2u * ((uint64_t)sequence * p.q_heads + head);
+        query.offset += parts[0].offset + parts[1].offset;
     }
     p.queries[row] = query;
 }
@@ -132,7 +136,7 @@ static __device__ void prepare_row(const attend_params &p, uint32_t row, bool ac
     uint32_t token = active ? row / p.q_heads : 0u;
     uint32_t head = active ? row % p.q_heads : 0u;
     float x[BLOCK16];
-    query16_read(p, token, head, active, b, x); /* on its way while the sequence is looked for */
+    query16_read(p, p.q, token, head, active, b, x); /* on its way while the sequence is looked for */
     uint32_t sequence = find_sequence(p, token);
     block16_centering centering = {NULL, NULL, NULL};
     if (p.centering) {
@@ -140,7 +144,7 @@ static __device__ void prepare_row(const attend_params &p, uint32_t row, bool ac
     }
     query16_transform(p, b, centering, x);
     if (IS_FP4) {
-        finish_fp4_row(p, x, row, team, b, slot, active, sequence, head / p.group_rows, centering);
+        finish_fp4_row(p, x, row, team, b, slot, active, sequence, head, centering);
         return;
     }
     if (p.is_float) {

@@ -104,6 +104,18 @@ CUDA_DEVICE float fp4_row_value(const uint8_t *row, uint32_t k_dim_padded, uint3
                                : half_units * nbl_e4m3_decode(scales[d % FP4_STEP / BLOCK16]);
 }
 
+/** Quantizes the thread's elements of a transformed row, which are overwritten (NUM 7.1). All threads of the block call
+ *  it. */
+CUDA_DEVICE void fp4_quantize(const attend_params &p, float (&x)[BLOCK16], uint32_t team, uint32_t b, uint32_t *slot,
+                              fp4_block *out)
+{
+    if (p.fp4_format == NBL_NVFP4) {
+        fp4_quantize_nvfp4(x, team, b, slot, out);
+    } else {
+        fp4_quantize_mxfp4(x, p.fp4_format, team, b, slot, out);
+    }
+}
+
 /** sum_d q[d] * mu[d] in the order of NUM 6.6, by one thread. */
 CUDA_DEVICE float fp4_center_dot(const uint8_t *row, uint32_t k_dim_padded, uint32_t format, uint32_t dim,
                                  const int8_t *center)
@@ -119,6 +131,20 @@ CUDA_DEVICE float fp4_center_dot(const uint8_t *row, uint32_t k_dim_padded, uint
         }
     }
     return nbl_sum_tree(sums);
+}
+
+/** What a stored row with that exponent is to the kernels, the centre of K in its offset (NUM 7.1, 7.4), by one
+ *  thread. */
+CUDA_DEVICE cuda_query fp4_row_query(const attend_params &p, const uint8_t *row, int32_t exponent, uint32_t sequence,
+                                     uint32_t kv_head, const block16_centering &centering)
+{
+    const float unit = nbl_pow2(exponent - nbl_log2_of(p.k_hadamard));
+    cuda_query query = {p.c * nbl_head_scale(p.pages.k_scale, kv_head) * unit, 0.0f, exponent, (int32_t)sequence};
+    if (centering.codes != NULL && p.kv_len[sequence] > 0) {
+        query.offset = fp4_center_dot(row, p.k_dim_padded, p.fp4_format, p.k_dim, centering.codes) *
+                       nbl_pow2(nbl_e8m0_decode_slot(*centering.exponent)) * (p.c * unit);
+    }
+    return query;
 }
 
 #endif

@@ -81,16 +81,16 @@ CUDA_DEVICE void read_bytes(const void *row, uint32_t dim, uint32_t b, uint32_t 
     }
 }
 
-/** The thread's elements of a row; zeros where there is none. */
-CUDA_DEVICE void query16_read(const attend_params &p, uint32_t token, uint32_t head, bool active, uint32_t b,
-                              float (&x)[BLOCK16])
+/** The thread's elements of a row of t, which is q or q_centers; zeros where there is none. */
+CUDA_DEVICE void query16_read(const attend_params &p, const cuda_tensor &t, uint32_t token, uint32_t head, bool active,
+                              uint32_t b, float (&x)[BLOCK16])
 {
 #pragma unroll
     for (uint32_t i = 0; i < BLOCK16; ++i) {
         x[i] = 0.0f;
     }
     if (active) {
-        block16_read(&p.q, p.q.data + (int64_t)token * p.q.stride[0] + (int64_t)head * p.q.stride[1], 2, p.k_dim, b, x);
+        block16_read(&t, t.data + (int64_t)token * t.stride[0] + (int64_t)head * t.stride[1], 2, p.k_dim, b, x);
     }
 }
 

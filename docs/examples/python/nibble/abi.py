@@ -58,7 +58,7 @@ class nbl_caps(Struct):
 class nbl_recipe(Struct):
     _fields_ = _HEADER + [("q_format", _u32), ("k_format", _u32), ("v_format", _u32), ("k_hadamard", _u32),
                           ("v_hadamard", _u32), ("centering", _u32), ("sink_tokens", _u32), ("reserved", _u32),
-                          ("name", c.c_char * 32), ("scale_rule", _u32), ("reserved_end", _u32)]
+                          ("name", c.c_char * 32), ("scale_rule", _u32), ("q_centering", _u32)]
 
 
 class nbl_policy_rule(c.Structure):
@@ -69,7 +69,7 @@ class nbl_policy_rule(c.Structure):
 class nbl_policy(Struct):
     _fields_ = _HEADER + [("q_format", _u32), ("k_format", _u32), ("v_format", _u32), ("k_hadamard", _u32),
                           ("v_hadamard", _u32), ("centering", _u32), ("sink_tokens", _u32), ("rule_count", _u32),
-                          ("rules", nbl_policy_rule * 16), ("scale_rule", _u32), ("reserved_end", _u32)]
+                          ("rules", nbl_policy_rule * 16), ("scale_rule", _u32), ("q_centering", _u32)]
 
 
 class nbl_kv_shape(Struct):
@@ -108,7 +108,7 @@ class nbl_cache_attend_args(Struct):
                           ("layer", _u32), ("q_heads", _u32), ("q_format", _u32), ("q", nbl_tensor), ("o", nbl_tensor),
                           ("lse", nbl_tensor), ("sm_scale", c.c_float), ("soft_cap", c.c_float), ("window_left", _u32),
                           ("window_right", _u32), ("tree_mask_stride", _u32), ("reserved", _u32), ("alibi_slopes", _p),
-                          ("sinks", _p), ("tree_mask", _p), ("stream", nbl_stream)]
+                          ("sinks", _p), ("tree_mask", _p), ("stream", nbl_stream), ("q_centers", nbl_tensor)]
 
 
 _SLOTS = """load runtime_destroy report_count report_get report_free status_name status_text build_info
