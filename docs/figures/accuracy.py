@@ -13,7 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-RECIPES = ["bf16", "fp8", "nvfp4", "nvfp4_4over6", "mpfa", "mpfa,center=0", "qk4v8", "mxkv4", "kv4", "k4v8", "kv8"]
+RECIPES = ["bf16", "fp8", "nvfp4", "nvfp4_4over6", "mpfa", "mpfa,qcenter=0", "mpfa,center=0,qcenter=0",
+           "qk4v8", "mxkv4", "kv4", "k4v8", "kv8"]
 DISTRIBUTIONS = ["gaussian", "outlier-30", "outlier-100", "log-normal", "student-t"]
 LENGTHS = [1024, 8192, 32768, 131072]
 ROWS = ["--hq", "4", "--hkv", "1", "--d", "128", "--nq", "4"]

@@ -46,7 +46,7 @@ sized_struct!(LoadOptions { flags: u32, next: Handle, backend: *const c_char, ba
     log: Handle, log_user: Handle, client_name: *const c_char });
 sized_struct!(Recipe { flags: u32, next: Handle, q_format: u32, k_format: u32, v_format: u32, k_hadamard: u32,
     v_hadamard: u32, centering: u32, sink_tokens: u32, reserved: u32, name: [c_char; 32],
-    scale_rule: u32, reserved_end: u32 });
+    scale_rule: u32, q_centering: u32 });
 sized_struct!(KvShape { flags: u32, next: Handle, layers: u32, kv_heads: u32, k_dim: u32, v_dim: u32,
     page_tokens: u32, k_hadamard: u32, v_hadamard: u32, k_scale_rule: u32, v_scale_rule: u32, centering: u32 });
 sized_struct!(CacheConfig { flags: u32, next: Handle, shape: KvShape, k_format: u32, v_format: u32,
