@@ -58,6 +58,7 @@ static const nbl_api_v1 api = {
     .policy_parse = nbl_api_policy_parse,
     .cache_stats_text = nbl_locked_cache_stats_text,
     .append_coded = nbl_api_append_coded,
+    .cache_append_coded = nbl_locked_cache_append_coded,
 };
 
 static nbl_status check_request(const nbl_api_request *request, nbl_error *err)

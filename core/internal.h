@@ -205,6 +205,7 @@ nbl_status nbl_api_snapshot_load(nbl_cache *cache, const char *path, uint64_t *o
 nbl_status nbl_api_cache_stats_text(nbl_cache *cache, uint32_t format, char *buffer, uint64_t bytes,
                                     uint64_t *out_bytes, nbl_error *err);
 nbl_status nbl_api_cache_append(nbl_cache *cache, const nbl_cache_append_args *args, nbl_error *err);
+nbl_status nbl_api_cache_append_coded(nbl_cache *cache, const nbl_cache_append_coded_args *args, nbl_error *err);
 nbl_status nbl_api_cache_attend(nbl_cache *cache, const nbl_cache_attend_args *args, nbl_error *err);
 
 /* cache/locked.c: the slots of the table. They check the handle and take the lock of a locked cache around the calls
@@ -213,6 +214,8 @@ nbl_status nbl_api_cache_attend(nbl_cache *cache, const nbl_cache_attend_args *a
     X(cache_stats, (nbl_cache * cache, nbl_cache_stats * out_stats, nbl_error * err), (cache, out_stats, err))        \
     X(cache_verify, (nbl_cache * cache, nbl_error * err), (cache, err))                                               \
     X(cache_append, (nbl_cache * cache, const nbl_cache_append_args *args, nbl_error *err), (cache, args, err))       \
+    X(cache_append_coded, (nbl_cache * cache, const nbl_cache_append_coded_args *args, nbl_error *err),               \
+      (cache, args, err))                                                                                             \
     X(cache_attend, (nbl_cache * cache, const nbl_cache_attend_args *args, nbl_error *err), (cache, args, err))       \
     X(cache_stats_text,                                                                                               \
       (nbl_cache * cache, uint32_t format, char *buffer, uint64_t bytes, uint64_t *out_bytes, nbl_error *err),        \

@@ -145,7 +145,10 @@ nbl_status nbl_plan_make(nbl_plan *plan, const nbl_cache_config *config, nbl_err
     NBL_TRY(config_in(&plan->config, config, err));
     NBL_TRY(nbl_plan_classes(plan, err));
     plan->config.rules = NULL; /* the caller's; all that they say is in the classes now */
+    uint64_t head_scale_bytes = 0;
+    NBL_TRY(nbl_plan_head_scales(plan, &head_scale_bytes, err));
     metadata_plan(plan);
+    plan->metadata.head_scales = reserve(&plan->metadata.bytes, head_scale_bytes);
     NBL_TRY(tiers_plan(plan, err));
     NBL_TRY(index_plan(plan, err));
     centers_plan(plan);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file append.c
- * @brief cache_append: tokens of a batch to pages and slots, all or nothing.
+ * @brief cache_append and cache_append_coded: tokens of a batch to pages and slots, all or nothing.
  *
  * Pages are counted before any is taken, then taken and noted in cache->changes, then pages that others can see are
  * copied, then the backend writes. A failure anywhere takes the changes back; only a success moves the lengths.
@@ -13,6 +13,7 @@ typedef struct append_work {
     nbl_cache *cache;
     const nbl_cache_append_args *args;
     nbl_append_call call; /**< the whole call, checked; cut into runs of pieces */
+    const nbl_append_coded_call *coded; /**< or this, and of call the tokens alone */
     uint32_t pieces;      /**< in cache->pieces */
 } append_work;
 
@@ -33,6 +34,15 @@ static const int32_t *small_device(const append_work *w)
     return (const int32_t *)(const void *)w->cache->metadata.append_small.device;
 }
 
+/* More tokens than slots would run past the array of slots in the overlap check, and cannot fit anyway. */
+static nbl_status tokens_check(const nbl_cache *cache, const nbl_tensor *k, nbl_error *err)
+{
+    if (k->rank == 0 || k->shape[0] <= cache->plan.slots_max)
+        return NBL_OK;
+    return NBL_REFUSE(err, NBL_E_NO_MEMORY, "k.shape[0] is %" PRIu64 " (allowed: %" PRIu64 ", all slots of the cache)",
+                      k->shape[0], cache->plan.slots_max);
+}
+
 /* Checks everything that does not depend on the runs: fields, tensors, overlap with the cache's own memory. */
 static nbl_status whole_check(append_work *w, nbl_error *err)
 {
@@ -51,11 +61,7 @@ static nbl_status whole_check(append_work *w, nbl_error *err)
     a.workspace = cache->workspace;
     a.workspace_bytes = cache->plan.workspace_bytes;
     a.stream = w->args->stream;
-    /* More tokens than slots would run past the array of slots in the overlap check, and cannot fit anyway. */
-    if (a.k.rank > 0 && a.k.shape[0] > cache->plan.slots_max)
-        return NBL_REFUSE(err, NBL_E_NO_MEMORY,
-                          "k.shape[0] is %" PRIu64 " (allowed: %" PRIu64 ", all slots of the cache)", a.k.shape[0],
-                          cache->plan.slots_max);
+    NBL_TRY(tokens_check(cache, &a.k, err));
     return nbl_append_over(&w->call, nbl_cache_pool(cache, w->args->layer), &a, err);
 }
 
@@ -355,6 +361,8 @@ static nbl_status runs_launch(const append_work *w, uint32_t runs, nbl_error *er
     nbl_metadata *m = &w->cache->metadata;
     const nbl_stream stream = w->args->stream;
     NBL_TRY(nbl_mirror_send(cache->device, &m->slots, w->call.tokens * sizeof(int64_t), stream, err));
+    if (w->coded != NULL)
+        return cache->device->backend->append_coded(cache->device->inner, &w->coded->args, err);
     if (cache->plan.config.shape.centering != 0)
         NBL_TRY(nbl_mirror_send(cache->device, &m->append_small, (2u * (size_t)w->pieces + runs) * sizeof(int32_t),
                                 stream, err));
@@ -420,7 +428,8 @@ static nbl_status append_run(append_work *w, nbl_error *err)
 {
     uint32_t runs = 0;
     w->cache->stream = w->args->stream;
-    pieces_cut(w);
+    if (w->coded == NULL)
+        pieces_cut(w);
     NBL_TRY(room_check(w, err));
     NBL_TRY(runs_cut(w, &runs, err));
     pages_take(w);
@@ -445,4 +454,68 @@ nbl_status nbl_api_cache_append(nbl_cache *cache, const nbl_cache_append_args *a
     NBL_TRY(whole_check(&work, err));
     NBL_TRY(nbl_cache_indptr_check("seq_indptr", a.seq_indptr, a.batch, work.call.tokens, err));
     return work.call.tokens == 0 ? NBL_OK : append_run(&work, err);
+}
+
+/* ------------------------------------------------------------------------------------------------ codes of an engine */
+
+/* Tokens go to pages of any class, so all of them must have the formats of the codes. */
+static nbl_status classes_check(const nbl_cache *cache, const nbl_cache_append_coded_args *in, nbl_error *err)
+{
+    const nbl_layer_group *group = &cache->groups[nbl_plan_layer(&cache->plan, in->layer)->group];
+    for (uint32_t c = 0; c < cache->plan.class_count; ++c) {
+        const nbl_region *r = &group->regions[c];
+        if (r->k_format != in->k_format || r->v_format != in->v_format)
+            return NBL_REFUSE(err, NBL_E_INVALID,
+                              "k_format is %u and v_format %u, layer %u has pages of %u and %u (needed: the same in all)",
+                              in->k_format, in->v_format, in->layer, r->k_format, r->v_format);
+    }
+    return NBL_OK;
+}
+
+static nbl_status coded_check(nbl_cache *cache, const nbl_cache_append_coded_args *in, nbl_append_coded_call *call,
+                              nbl_error *err)
+{
+    nbl_append_coded_args a = NBL_INIT(nbl_append_coded_args);
+    NBL_TRY(nbl_index_check("layer", in->layer, cache->sequences.layers, err));
+    NBL_TRY(classes_check(cache, in, err));
+    NBL_TRY(tokens_check(cache, &in->k, err));
+    a.pool = &nbl_cache_pool(cache, in->layer)->pool;
+    a.layer = nbl_cache_pool_layer(cache, in->layer);
+    a.k_format = in->k_format;
+    a.v_format = in->v_format;
+    a.scale_layout = in->scale_layout;
+    a.k = in->k;
+    a.v = in->v;
+    a.k_scales = in->k_scales;
+    a.v_scales = in->v_scales;
+    a.scale_token = in->scale_token;
+    a.slots = (const int64_t *)(const void *)cache->metadata.slots.device;
+    a.stats = (nbl_quant_stats *)(void *)(cache->metadata_block + cache->plan.metadata.stats);
+    a.stream = in->stream;
+    NBL_TRY(nbl_append_coded_in(call, &a, err));
+    if (call->tokens > 0 && (!nbl_tensor_present(&in->k) || !nbl_tensor_present(&in->v)))
+        return NBL_REFUSE(err, NBL_E_INVALID, "%s.data is NULL (needed: K and V of every token)",
+                          nbl_tensor_present(&in->k) ? "v" : "k");
+    return NBL_OK;
+}
+
+nbl_status nbl_api_cache_append_coded(nbl_cache *cache, const nbl_cache_append_coded_args *args, nbl_error *err)
+{
+    nbl_cache_append_coded_args in;
+    nbl_append_coded_call coded;
+    nbl_cache_append_args a = NBL_INIT(nbl_cache_append_args);
+    append_work work = {.cache = cache, .args = &a, .coded = &coded};
+    NBL_TRY(NBL_STRUCT_IN(nbl_cache_append_coded_args, &in, args, err));
+    NBL_TRY(nbl_flags_check(in.flags, 0, "nbl_cache_append_coded_args", err));
+    NBL_TRY(nbl_reserved_check("nbl_cache_append_coded_args", in.reserved, err));
+    NBL_TRY(nbl_cache_batch_find(cache, in.sequences, in.batch, true, err));
+    NBL_TRY(coded_check(cache, &in, &coded, err));
+    NBL_TRY(nbl_cache_indptr_check("seq_indptr", in.seq_indptr, in.batch, coded.tokens, err));
+    a.sequences = in.sequences;
+    a.seq_indptr = in.seq_indptr;
+    a.batch = in.batch;
+    a.layer = in.layer;
+    a.stream = in.stream;
+    work.call.tokens = coded.tokens;
+    return coded.tokens == 0 ? NBL_OK : append_run(&work, err);
 }

@@ -29,6 +29,7 @@ static void parts_close(nbl_cache *cache)
     nbl_index_close(&cache->index);
     nbl_sequences_close(&cache->sequences);
     nbl_metadata_close(&cache->metadata);
+    free(cache->head_scales);
     free(cache->changes.items);
     free(cache->path);
     free(cache->pieces);
@@ -90,6 +91,8 @@ static nbl_status pools_make(nbl_cache *cache, nbl_error *err)
         pool.shape = &group->shape;
         pool.regions = group->regions;
         pool.region_count = cache->plan.class_count;
+        pool.k_scale = nbl_head_scales_of_group(cache, g, NBL_KIND_K);
+        pool.v_scale = nbl_head_scales_of_group(cache, g, NBL_KIND_V);
         NBL_TRY(nbl_pool_in(&cache->pools[g], &pool, "pool.", err));
     }
     return NBL_OK;
@@ -148,6 +151,8 @@ static nbl_status parts_open(nbl_cache *cache, nbl_error *err)
     NBL_TRY(device_open(cache, err));
     if (!host_open(cache))
         return NBL_REFUSE(err, NBL_E_NO_MEMORY, "no host memory for the sequences of the cache");
+    NBL_TRY(nbl_head_scales_open(cache, err));
+    cache->plan.config.k_scale = cache->plan.config.v_scale = NULL; /* the caller's */
     NBL_TRY(pools_make(cache, err));
     NBL_TRY(nbl_tiers_open(cache, err));
     cache->plan.config.file_folder = NULL; /* the caller's */

@@ -17,6 +17,7 @@
 #ifndef NBL_CACHE_H
 #define NBL_CACHE_H
 
+#include "../num/layout.h"
 #include "../validate.h"
 #include "hash.h"
 
@@ -41,6 +42,7 @@ typedef struct nbl_metadata_layout {
     uint64_t table;        /**< int32 [table_entries] */
     uint64_t lists;        /**< int32 [3, list_entries] of copy_pages and transcode */
     uint64_t stats;        /**< nbl_quant_stats */
+    uint64_t head_scales;  /**< float [2, layers, Hk], if there are any */
     uint64_t bytes;
 } nbl_metadata_layout;
 
@@ -116,6 +118,17 @@ nbl_status nbl_plan_make(nbl_plan *plan, const nbl_cache_config *config, nbl_err
 
 /** Statistics of an empty cache. */
 nbl_cache_stats nbl_plan_stats(const nbl_plan *plan);
+
+/* ------------------------------------------------------------------------------------------------ head_scales.c */
+
+/** Checks the scales of a configuration whose classes are planned, and gives their bytes in the metadata block. */
+nbl_status nbl_plan_head_scales(const nbl_plan *plan, uint64_t *out_bytes, nbl_error *err);
+/** Puts them into cache->head_scales and into the metadata block. */
+nbl_status nbl_head_scales_open(nbl_cache *cache, nbl_error *err);
+/** Those of a group's pool, in device memory; NULL: 1. */
+const float *nbl_head_scales_of_group(const nbl_cache *cache, uint32_t group, enum nbl_kind kind);
+/** Those of a layer, in host memory [Hk]; only where cache->head_scales is there. */
+const float *nbl_head_scales_of_layer(const nbl_cache *cache, uint32_t layer, enum nbl_kind kind);
 
 /* ------------------------------------------------------------------------------------------------ classes.c */
 
@@ -589,6 +602,7 @@ struct nbl_cache {
     void *centers; /**< codes int8 [layers, rows, Hk, Dk], exponents [layers, rows, Hk], shifts like the codes; what
                       centring asks for */
     uint8_t *metadata_block;
+    float *head_scales; /**< host, as in the metadata block, or NULL: all are 1 */
     void *workspace;
     nbl_pages pages;
     nbl_rows rows;

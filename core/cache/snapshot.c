@@ -16,6 +16,7 @@
 
 #define MAGIC "NBLSNAP\n"
 #define VERSION 1u
+#define VERSION_SCALED 2u /* scales of heads follow the centres */
 
 static const uint64_t hash_key[2] = {0, 0};
 
@@ -74,11 +75,19 @@ static uint8_t *centers_of(const work *w)
     return (uint8_t *)(classes_of(w) + (head_of(w)->page_count - head_of(w)->first_place));
 }
 
+/* Scales of heads of a layer, K's and then V's; not aligned. */
+static uint8_t *scales_of(const work *w, uint32_t layer)
+{
+    const nbl_kv_shape *shape = &w->cache->plan.config.shape;
+    return centers_of(w) + shape->layers * nbl_center_bytes(shape) + 2u * sizeof(float) * layer * shape->kv_heads;
+}
+
 static uint64_t head_bytes_for(const nbl_cache *cache, uint64_t pages)
 {
     const uint64_t layers = cache->sequences.layers;
+    const uint64_t scales = cache->head_scales != NULL ? 2u * layers * cache->plan.config.shape.kv_heads : 0;
     return sizeof(head) + layers * sizeof(layer_record) + pages * sizeof(uint32_t) +
-           layers * nbl_center_bytes(&cache->plan.config.shape);
+           layers * nbl_center_bytes(&cache->plan.config.shape) + scales * sizeof(float);
 }
 
 static nbl_status work_open(work *w, nbl_error *err)
@@ -119,6 +128,15 @@ static void layer_describe(const work *w, uint32_t layer)
     }
 }
 
+static void scales_describe(const work *w, uint32_t layer)
+{
+    const uint64_t bytes = w->cache->plan.config.shape.kv_heads * sizeof(float);
+    if (w->cache->head_scales == NULL)
+        return;
+    memcpy(scales_of(w, layer), nbl_head_scales_of_layer(w->cache, layer, NBL_KIND_K), bytes);
+    memcpy(scales_of(w, layer) + bytes, nbl_head_scales_of_layer(w->cache, layer, NBL_KIND_V), bytes);
+}
+
 static void head_describe(const work *w)
 {
     const nbl_cache *cache = w->cache;
@@ -127,7 +145,7 @@ static void head_describe(const work *w)
     const uint32_t first = s->dropped / shape->page_tokens;
     const int32_t *pages = nbl_sequences_pages(&cache->sequences, w->index);
     *head_of(w) = (head){.magic = MAGIC,
-                         .version = VERSION,
+                         .version = cache->head_scales != NULL ? VERSION_SCALED : VERSION,
                          .numerics_version = NBL_NUMERICS_VERSION,
                          .layout_version = NBL_LAYOUT_VERSION,
                          .layers = shape->layers,
@@ -145,8 +163,10 @@ static void head_describe(const work *w)
                          .loose = s->loose,
                          .head_bytes = head_bytes_for(cache, s->page_count - first)};
     uint64_t total = head_of(w)->head_bytes + sizeof(nbl_hash);
-    for (uint32_t layer = 0; layer < shape->layers; ++layer)
+    for (uint32_t layer = 0; layer < shape->layers; ++layer) {
         layer_describe(w, layer);
+        scales_describe(w, layer);
+    }
     for (uint32_t place = first; place < s->page_count; ++place) {
         const uint32_t c = nbl_plan_class_of_page(&cache->plan, pages[place]);
         classes_of(w)[place - first] = c;
@@ -336,9 +356,12 @@ static nbl_status head_check(const work *w, const head *h, nbl_error *err)
 {
     if (memcmp(h->magic, MAGIC, sizeof h->magic) != 0)
         return NBL_REFUSE(err, NBL_E_INVALID, "these bytes are not a snapshot of nibble");
-    if (h->version != VERSION)
-        return NBL_REFUSE(err, NBL_E_ABI, "snapshot has version %u, this library reads version %u", h->version,
-                          VERSION);
+    if (h->version != VERSION && h->version != VERSION_SCALED)
+        return NBL_REFUSE(err, NBL_E_ABI, "snapshot has version %u, this library reads versions %u and %u", h->version,
+                          VERSION, VERSION_SCALED);
+    if ((h->version == VERSION_SCALED) != (w->cache->head_scales != NULL))
+        return NBL_REFUSE(err, NBL_E_INVALID, "snapshot has %s scales of heads, the cache has %s",
+                          h->version == VERSION_SCALED ? "its" : "no", w->cache->head_scales != NULL ? "some" : "none");
     NBL_TRY(same("layers", h->layers, w->cache->sequences.layers, err));
     if (h->first_place > h->page_count || h->page_count > w->cache->plan.sequence_pages_max)
         return NBL_REFUSE(err, NBL_E_INVALID, "snapshot has %u pages (allowed: %u, sequence_tokens_max)", h->page_count,
@@ -377,6 +400,22 @@ static nbl_status shape_same(const work *w, nbl_error *err)
     return same("centering", h->centering, shape->centering, err);
 }
 
+/* What is stored is a multiple of the scale (NUM 6.7), so it has to be the same. */
+static nbl_status scales_same(const work *w, uint32_t layer, nbl_error *err)
+{
+    const uint32_t heads = w->cache->plan.config.shape.kv_heads;
+    for (uint32_t i = 0; w->cache->head_scales != NULL && i < 2u * heads; ++i) {
+        const enum nbl_kind kind = i < heads ? NBL_KIND_K : NBL_KIND_V;
+        const float ours = nbl_head_scales_of_layer(w->cache, layer, kind)[i % heads];
+        float theirs;
+        memcpy(&theirs, scales_of(w, layer) + i * sizeof theirs, sizeof theirs);
+        if (theirs != ours)
+            return NBL_REFUSE(err, NBL_E_INVALID, "snapshot has %c_scale %.9g in layer %u, head %u, the cache has %.9g",
+                              kind == NBL_KIND_K ? 'k' : 'v', (double)theirs, layer, i % heads, (double)ours);
+    }
+    return NBL_OK;
+}
+
 /* Lengths, and the transforms of each layer. */
 static nbl_status layers_check(const work *w, nbl_error *err)
 {
@@ -387,6 +426,7 @@ static nbl_status layers_check(const work *w, nbl_error *err)
         const nbl_layer_group *group = &w->cache->groups[nbl_plan_layer(&w->cache->plan, layer)->group];
         NBL_TRY(same("k_hadamard", l->k_hadamard, group->shape.k_hadamard, err));
         NBL_TRY(same("v_hadamard", l->v_hadamard, group->shape.v_hadamard, err));
+        NBL_TRY(scales_same(w, layer, err));
         if (l->length < h->dropped || l->length > w->cache->plan.config.sequence_tokens_max ||
             l->basis > NBL_CENTER_TOKENS_MAX)
             return NBL_REFUSE(err, NBL_E_INVALID, "snapshot has %u tokens in layer %u (allowed: %u to %u)", l->length,

@@ -204,6 +204,9 @@ typedef struct nbl_cache_config {
     uint64_t file_bytes; /**< since 1.1: with host_bytes, most file space for pages that leave host memory; 0: none */
     const char *file_folder; /**< since 1.1: folder of that file, needed with file_bytes. The file has no name: it goes
                                   with the cache, or with the process, however that ends */
+    const float *k_scale; /**< since 1.1: float32 [L, Hk] host memory, read at creation, or NULL: 1. What K is stored as
+                               a multiple of in layers of the float core, 2^-30 to 2^30 (NUM 6.7); 1 in other layers */
+    const float *v_scale; /**< since 1.1: the same of V */
 } nbl_cache_config;
 
 /** Tokens that name a prefix, since 1.1. Two prefixes are the same if salt, tokens and the tokens that the centre comes
@@ -270,6 +273,26 @@ typedef struct nbl_cache_append_args {
     nbl_tensor v;   /**< [T, Hk, Dv] */
     nbl_stream stream;
 } nbl_cache_append_args;
+
+/** One sequence's part of a batched append of codes that an engine holds, since 1.1; fields mean what they mean in
+ *  #nbl_append_coded_args. */
+typedef struct nbl_cache_append_coded_args {
+    NBL_HEADER;
+    const uint64_t *sequences; /**< [B] handles, all different (host memory) */
+    const int32_t *seq_indptr; /**< [B+1] tokens of each, from 0 to T (host memory) */
+    uint32_t batch;
+    uint32_t layer;
+    uint32_t k_format; /**< NBL_NVFP4 or NBL_FP8_E4M3, that of all pages of the layer */
+    uint32_t v_format;
+    uint32_t scale_layout; /**< enum nbl_scale_layout, of nvfp4 */
+    uint32_t reserved;
+    nbl_tensor k; /**< device memory, as are the next three; K and V are both needed */
+    nbl_tensor v;
+    nbl_tensor k_scales;
+    nbl_tensor v_scales;
+    uint64_t scale_token;
+    nbl_stream stream;
+} nbl_cache_append_coded_args;
 
 /** Attention of a batch of cached sequences; fields mean what they mean in #nbl_attend_args. */
 typedef struct nbl_cache_attend_args {
@@ -1024,6 +1047,26 @@ typedef struct nbl_api_v1 {
      * @since ABI 1.1
      */
     nbl_status (*append_coded)(nbl_device *device, const nbl_append_coded_args *args, nbl_error *err);
+
+    /** Appends tokens of one layer to a batch of sequences, as codes that an engine has already quantized: cache_append
+     * with append_coded in place of append. The tensor or head scales of the engine are those of nbl_cache_config.
+     *
+     * Shapes     as append_coded, for T tokens that seq_indptr [B+1] cuts
+     * Numerics   NUM 6.8, exact
+     * Memory     all pages are taken before the work starts, or none
+     * Ordering   see nbl_api_v1
+     * @retval NBL_OK             also for T = 0
+     * @retval NBL_E_INVALID      as append_coded and cache_append; or some pages of the layer have other formats
+     * @retval NBL_E_NOT_FOUND    no such sequence
+     * @retval NBL_E_NO_MEMORY    out of pages; the cache is as before
+     * @retval NBL_E_RANGE        no such layer, or a sequence would exceed sequence_tokens_max
+     * @retval NBL_E_ALIGN        as append_coded
+     * @retval NBL_E_OVERLAP      as append_coded
+     * @retval NBL_E_UNSUPPORTED  the backend has no append_coded; the cache is as before
+     * @retval NBL_E_DEVICE       the launch failed; the cache is as before
+     * @since ABI 1.1
+     */
+    nbl_status (*cache_append_coded)(nbl_cache *cache, const nbl_cache_append_coded_args *args, nbl_error *err);
 } nbl_api_v1;
 
 #ifndef NBL_NO_PROTOTYPES

@@ -42,6 +42,7 @@
 #define NBL_V1_BYTES_nbl_cache_config 104u
 #define NBL_V1_BYTES_nbl_cache_stats 192u
 #define NBL_V1_BYTES_nbl_cache_append_args 248u
+#define NBL_V1_BYTES_nbl_cache_append_coded_args 464u
 #define NBL_V1_BYTES_nbl_cache_attend_args 400u
 #define NBL_V1_BYTES_nbl_prefix 64u
 #define NBL_V1_BYTES_nbl_cache_event 64u
@@ -382,7 +383,7 @@ NBL_ASSERT_FIELD(nbl_recipe, name, 48);
 NBL_ASSERT_FIELD(nbl_recipe, scale_rule, 80);
 NBL_ASSERT_FIELD(nbl_recipe, q_centering, 84);
 
-NBL_STATIC_ASSERT(sizeof(nbl_cache_config) == 184u, "size of nbl_cache_config");
+NBL_STATIC_ASSERT(sizeof(nbl_cache_config) == 200u, "size of nbl_cache_config");
 NBL_ASSERT_FIELD(nbl_cache_config, struct_size, 0);
 NBL_ASSERT_FIELD(nbl_cache_config, flags, 4);
 NBL_ASSERT_FIELD(nbl_cache_config, next, 8);
@@ -405,6 +406,8 @@ NBL_ASSERT_FIELD(nbl_cache_config, append_tokens_max, 156);
 NBL_ASSERT_FIELD(nbl_cache_config, host_bytes, 160);
 NBL_ASSERT_FIELD(nbl_cache_config, file_bytes, 168);
 NBL_ASSERT_FIELD(nbl_cache_config, file_folder, 176);
+NBL_ASSERT_FIELD(nbl_cache_config, k_scale, 184);
+NBL_ASSERT_FIELD(nbl_cache_config, v_scale, 192);
 
 NBL_STATIC_ASSERT(sizeof(nbl_cache_stats) == 360u, "size of nbl_cache_stats");
 NBL_ASSERT_FIELD(nbl_cache_stats, struct_size, 0);
@@ -455,6 +458,25 @@ NBL_ASSERT_FIELD(nbl_cache_append_args, layer, 36);
 NBL_ASSERT_FIELD(nbl_cache_append_args, k, 40);
 NBL_ASSERT_FIELD(nbl_cache_append_args, v, 136);
 NBL_ASSERT_FIELD(nbl_cache_append_args, stream, 232);
+
+NBL_ASSERT_SIZE(nbl_cache_append_coded_args);
+NBL_ASSERT_FIELD(nbl_cache_append_coded_args, struct_size, 0);
+NBL_ASSERT_FIELD(nbl_cache_append_coded_args, flags, 4);
+NBL_ASSERT_FIELD(nbl_cache_append_coded_args, next, 8);
+NBL_ASSERT_FIELD(nbl_cache_append_coded_args, sequences, 16);
+NBL_ASSERT_FIELD(nbl_cache_append_coded_args, seq_indptr, 24);
+NBL_ASSERT_FIELD(nbl_cache_append_coded_args, batch, 32);
+NBL_ASSERT_FIELD(nbl_cache_append_coded_args, layer, 36);
+NBL_ASSERT_FIELD(nbl_cache_append_coded_args, k_format, 40);
+NBL_ASSERT_FIELD(nbl_cache_append_coded_args, v_format, 44);
+NBL_ASSERT_FIELD(nbl_cache_append_coded_args, scale_layout, 48);
+NBL_ASSERT_FIELD(nbl_cache_append_coded_args, reserved, 52);
+NBL_ASSERT_FIELD(nbl_cache_append_coded_args, k, 56);
+NBL_ASSERT_FIELD(nbl_cache_append_coded_args, v, 152);
+NBL_ASSERT_FIELD(nbl_cache_append_coded_args, k_scales, 248);
+NBL_ASSERT_FIELD(nbl_cache_append_coded_args, v_scales, 344);
+NBL_ASSERT_FIELD(nbl_cache_append_coded_args, scale_token, 440);
+NBL_ASSERT_FIELD(nbl_cache_append_coded_args, stream, 448);
 
 NBL_STATIC_ASSERT(sizeof(nbl_cache_attend_args) == 496u, "size of nbl_cache_attend_args");
 NBL_ASSERT_FIELD(nbl_cache_attend_args, struct_size, 0);
@@ -537,7 +559,7 @@ NBL_ASSERT_FIELD(nbl_api_request, abi_major, 4);
 NBL_ASSERT_FIELD(nbl_api_request, abi_minor_min, 8);
 NBL_ASSERT_FIELD(nbl_api_request, reserved, 12);
 
-NBL_STATIC_ASSERT(sizeof(nbl_api_v1) == 432u, "size of nbl_api_v1");
+NBL_STATIC_ASSERT(sizeof(nbl_api_v1) == 440u, "size of nbl_api_v1");
 NBL_ASSERT_FIELD(nbl_api_v1, struct_size, 0);
 NBL_ASSERT_FIELD(nbl_api_v1, abi_minor, 4);
 NBL_ASSERT_FIELD(nbl_api_v1, load, 8);
@@ -593,6 +615,7 @@ NBL_ASSERT_FIELD(nbl_api_v1, snapshot_load, 400);
 NBL_ASSERT_FIELD(nbl_api_v1, policy_parse, 408);
 NBL_ASSERT_FIELD(nbl_api_v1, cache_stats_text, 416);
 NBL_ASSERT_FIELD(nbl_api_v1, append_coded, 424);
+NBL_ASSERT_FIELD(nbl_api_v1, cache_append_coded, 432);
 
 NBL_ASSERT_SIZE(nbl_host);
 NBL_ASSERT_FIELD(nbl_host, struct_size, 0);

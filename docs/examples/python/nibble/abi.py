@@ -84,7 +84,8 @@ class nbl_cache_config(Struct):
                           ("workspace_mib", _u32), ("center_tokens", _u32), ("prefix_roots_max", _u32),
                           ("hash_key", _u64 * 2), ("on_event", _p), ("event_user", _p),
                           ("rules", c.POINTER(nbl_policy_rule)), ("rule_count", _u32), ("append_tokens_max", _u32),
-                          ("host_bytes", _u64), ("file_bytes", _u64), ("file_folder", c.c_char_p)]
+                          ("host_bytes", _u64), ("file_bytes", _u64), ("file_folder", c.c_char_p), ("k_scale", c.POINTER(c.c_float)),
+                          ("v_scale", c.POINTER(c.c_float))]
 
 
 class nbl_quant_stats(c.Structure):
@@ -119,7 +120,7 @@ _SLOTS = """load runtime_destroy report_count report_get report_free status_name
             seq_fork seq_truncate_batch seq_drop_prefix cache_verify
             prefix_publish prefix_match seq_adopt prefix_pin prefix_unpin prefix_clear
             snapshot_size snapshot_write snapshot_save snapshot_read snapshot_load
-            policy_parse cache_stats_text append_coded""".split()
+            policy_parse cache_stats_text append_coded cache_append_coded""".split()
 
 
 class nbl_api_v1(c.Structure):
