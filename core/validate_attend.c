@@ -84,8 +84,8 @@ static nbl_status scalars_check(const nbl_attend_call *call, nbl_error *err)
     NBL_TRY(nbl_value_check("", "q_format", a->q_format, NBL_Q_DEFAULT, NBL_Q_FP4, err));
     NBL_TRY(fp4_check(call, err));
     if (nbl_tensor_present(&a->q_centers) && a->q_format != NBL_Q_FP4)
-        return NBL_REFUSE(err, NBL_E_INVALID, "q_centers with q_format %u (needed: absent, or q_format %u)", a->q_format,
-                          NBL_Q_FP4);
+        return NBL_REFUSE(err, NBL_E_INVALID, "q_centers with q_format %u (needed: absent, or q_format %u)",
+                          a->q_format, NBL_Q_FP4);
     if (a->q_heads == 0 || a->q_heads % call->pool->shape.kv_heads != 0)
         return NBL_REFUSE(err, NBL_E_INVALID, "q_heads is %u (allowed: multiples of kv_heads %u, from %u)", a->q_heads,
                           call->pool->shape.kv_heads, call->pool->shape.kv_heads);

@@ -26,8 +26,7 @@ uint64_t sim_float_scratch_bytes(uint32_t k_dim, uint32_t v_dim, uint32_t rows)
 {
     return array_bytes((uint64_t)SIM_TILE * k_dim) + array_bytes((uint64_t)SIM_TILE * v_dim) +
            array_bytes((uint64_t)rows * k_dim) + array_bytes(2u * (uint64_t)rows * k_dim) +
-           array_bytes((uint64_t)rows * SIM_TILE) +
-           aligned((uint64_t)rows * NBL_PARTIAL_SUMS * sizeof(float));
+           array_bytes((uint64_t)rows * SIM_TILE) + aligned((uint64_t)rows * NBL_PARTIAL_SUMS * sizeof(float));
 }
 
 static sim_float_array carve_array(uint8_t **at, uint64_t elements)

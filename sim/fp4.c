@@ -153,8 +153,7 @@ static void dot_step(const sim_float_scratch *s, sim_float_array rows, uint32_t 
     }
 }
 
-void sim_fp4_dot(const sim_float_scratch *s, sim_float_array q, uint32_t row, uint32_t tokens, uint32_t k_dim,
-                 float *x)
+void sim_fp4_dot(const sim_float_scratch *s, sim_float_array q, uint32_t row, uint32_t tokens, uint32_t k_dim, float *x)
 {
     for (uint32_t first = 0; first < k_dim; first += STEP) {
         dot_step(s, q, row, tokens, k_dim, first, x);

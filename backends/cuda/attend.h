@@ -72,9 +72,9 @@ typedef struct cuda_sequence {
 
 /** A query row brought to canonical form (NUM 5.1). Row index = query token * q_heads + query head. */
 typedef struct cuda_query {
-    float scale;      /**< cq_row; cs_row with soft cap (NUM 5.3) */
-    float offset;     /**< NUM 5.7 */
-    int32_t bias;     /**< -128 * sum of the codes: start value where K codes carry +128. In the Blackwell core the row's
+    float scale;  /**< cq_row; cs_row with soft cap (NUM 5.3) */
+    float offset; /**< NUM 5.7 */
+    int32_t bias; /**< -128 * sum of the codes: start value where K codes carry +128. In the Blackwell core the row's
                            exponent (NUM 7.1, less that of the first block with mxfp4_16) */
     int32_t sequence; /**< that the row belongs to; its rows count only if `sequences` says so */
 } cuda_query;

@@ -12,9 +12,9 @@
 typedef struct append_work {
     nbl_cache *cache;
     const nbl_cache_append_args *args;
-    nbl_append_call call; /**< the whole call, checked; cut into runs of pieces */
+    nbl_append_call call;               /**< the whole call, checked; cut into runs of pieces */
     const nbl_append_coded_call *coded; /**< or this, and of call the tokens alone */
-    uint32_t pieces;      /**< in cache->pieces */
+    uint32_t pieces;                    /**< in cache->pieces */
 } append_work;
 
 static uint32_t tokens_of(const append_work *w, uint32_t b)
@@ -465,9 +465,10 @@ static nbl_status classes_check(const nbl_cache *cache, const nbl_cache_append_c
     for (uint32_t c = 0; c < cache->plan.class_count; ++c) {
         const nbl_region *r = &group->regions[c];
         if (r->k_format != in->k_format || r->v_format != in->v_format)
-            return NBL_REFUSE(err, NBL_E_INVALID,
-                              "k_format is %u and v_format %u, layer %u has pages of %u and %u (needed: the same in all)",
-                              in->k_format, in->v_format, in->layer, r->k_format, r->v_format);
+            return NBL_REFUSE(
+                err, NBL_E_INVALID,
+                "k_format is %u and v_format %u, layer %u has pages of %u and %u (needed: the same)",
+                in->k_format, in->v_format, in->layer, r->k_format, r->v_format);
     }
     return NBL_OK;
 }

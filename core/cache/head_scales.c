@@ -41,8 +41,8 @@ static nbl_status scales_check(const nbl_plan *plan, const char *name, const flo
     for (uint64_t i = 0; scales != NULL && i < count_of(&plan->config.shape); ++i) {
         const uint32_t layer = (uint32_t)(i / heads), head = (uint32_t)(i % heads);
         if (!(scales[i] >= SCALE_MIN && scales[i] <= SCALE_MAX))
-            return NBL_REFUSE(err, NBL_E_INVALID, "%s of layer %u, head %u is %g (allowed: %g to %g)", name, layer, head,
-                              (double)scales[i], (double)SCALE_MIN, (double)SCALE_MAX);
+            return NBL_REFUSE(err, NBL_E_INVALID, "%s of layer %u, head %u is %g (allowed: %g to %g)", name, layer,
+                              head, (double)scales[i], (double)SCALE_MIN, (double)SCALE_MAX);
         if (scales[i] != 1.0f && !group_is_float(plan, nbl_plan_layer(plan, layer)->group))
             return NBL_REFUSE(err, NBL_E_INVALID,
                               "%s of layer %u, head %u is %g (allowed: 1, in a layer without a float format)", name,

@@ -189,7 +189,8 @@ static size_t key_find(const word *w)
 /* given has bit i set once key i was seen. */
 static nbl_status modifier_parse(const word *w, nbl_recipe *r, uint32_t *given, nbl_error *err)
 {
-    uint32_t *const fields[RECIPE_KEYS] = {&r->k_hadamard, &r->v_hadamard, &r->centering, &r->q_centering, &r->sink_tokens};
+    uint32_t *const fields[RECIPE_KEYS] = {&r->k_hadamard, &r->v_hadamard, &r->centering, &r->q_centering,
+                                           &r->sink_tokens};
     const size_t key = key_find(w);
     if (key == RECIPE_KEYS)
         return NBL_REFUSE(err, NBL_E_INVALID, "recipe modifier \"%.*s\" is unknown (known: " RECIPE_MODIFIERS ")",

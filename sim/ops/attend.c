@@ -49,10 +49,10 @@ typedef struct call {
     uint32_t *done; /* [rows]: chunks done of the item whose first row it is, when the call is split */
     float *states;
     nbl_page_layout layouts[NBL_REGIONS_MAX];
-    uint32_t group_rows; /* Hq / Hk */
-    float c;             /* fl(sm_scale * LOG2E), or fl(sm_scale / soft_cap) */
-    float cap;           /* fl(soft_cap * LOG2E), 0 without */
-    sim_float_call fp;   /* of the float core */
+    uint32_t group_rows;  /* Hq / Hk */
+    float c;              /* fl(sm_scale * LOG2E), or fl(sm_scale / soft_cap) */
+    float cap;            /* fl(soft_cap * LOG2E), 0 without */
+    sim_float_call fp;    /* of the float core */
     nbl_tensor q_centers; /* absent where there are none (NUM 7.5) */
 } call;
 
@@ -82,9 +82,9 @@ typedef struct row {
     int64_t position;
     int64_t first; /* visible positions [first, end) */
     int64_t end;
-    float scale;  /* cq_row; cs_row with soft cap (NUM 5.1) */
+    float scale;      /* cq_row; cs_row with soft cap (NUM 5.1) */
     int32_t exponent; /* of the row, in the Blackwell core (NUM 7.1) */
-    float offset; /* NUM 5.7 */
+    float offset;     /* NUM 5.7 */
     float base;
     float sum;
     int has_base;
@@ -101,7 +101,7 @@ typedef struct item {
     uint32_t block;
     uint32_t next_tile; /* whose K is found already, or UINT32_MAX */
     uint32_t rows;
-    float v_scale; /* of the float core */
+    float v_scale;                            /* of the float core */
     int32_t center_exponent[SIM_ROWS_MAX][2]; /* of the first rows' centres: heads repeat after them (NUM 7.5) */
     row row[SIM_ROWS_MAX];
 } item;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The cache with formats of the float core on the simulator: scales of heads, centred queries and codes of an engine give
- * the bytes that raw operations give for each sequence alone. */
+/* The cache with formats of the float core on the simulator: scales of heads, centred queries and codes of an engine
+ * give the bytes that raw operations give for each sequence alone. */
 #include <criterion/criterion.h>
 #include <nibble/nibble.h>
 #include <stdlib.h>
@@ -17,9 +17,9 @@
 #define ROWS 2u
 #define SNAPSHOT_BYTES (1u << 20)
 #define EXPECT(call) cr_assert_eq(call, NBL_OK, "%s: %s", #call, err.message)
-#define REFUSED(call, text)                                                                     \
-    do {                                                                                        \
-        cr_assert_eq(call, NBL_E_INVALID, "%s: %s", #call, err.message);                        \
+#define REFUSED(call, text)                                                                      \
+    do {                                                                                         \
+        cr_assert_eq(call, NBL_E_INVALID, "%s: %s", #call, err.message);                         \
         cr_assert(strstr(err.message, text) != NULL, "\"%s\" is not in: %s", text, err.message); \
     } while (0)
 
@@ -214,8 +214,7 @@ static void raw_open(world *w, raw *r)
 {
     nbl_error err = NBL_INIT(nbl_error);
     nbl_page_layout layout = NBL_INIT(nbl_page_layout);
-    r->region =
-        (nbl_region){.k_format = w->config.k_format, .v_format = w->config.v_format, .page_count = PAGES};
+    r->region = (nbl_region){.k_format = w->config.k_format, .v_format = w->config.v_format, .page_count = PAGES};
     EXPECT(w->api->kv_layout(&w->config.shape, w->config.k_format, w->config.v_format, &layout, &err));
     r->region.code_page_stride = layout.code_page_bytes;
     r->region.scale_page_stride = layout.scale_page_bytes;
@@ -347,7 +346,8 @@ Test(cache_float, head_scales_equal_raw_pools)
 
 Test(cache_float, codes_equal_raw_pools)
 {
-    static const uint32_t pairs[][2] = {{NBL_FP8_E4M3, NBL_FP8_E4M3}, {NBL_NVFP4, NBL_FP8_E4M3}, {NBL_NVFP4, NBL_NVFP4}};
+    static const uint32_t pairs[][2] = {
+        {NBL_FP8_E4M3, NBL_FP8_E4M3}, {NBL_NVFP4, NBL_FP8_E4M3}, {NBL_NVFP4, NBL_NVFP4}};
     static world w;
     nbl_error err = NBL_INIT(nbl_error);
     for (uint32_t i = 0; i < 3; ++i) {

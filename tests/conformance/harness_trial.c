@@ -44,11 +44,12 @@ static void describe(const problem *p)
         at += snprintf(trial_text + at, sizeof trial_text - (size_t)at, " k%uv%u", p->k_format[r], p->v_format[r]);
     for (uint32_t b = 0; b < p->batch && b < 6; ++b)
         at += snprintf(trial_text + at, sizeof trial_text - (size_t)at, " q%u:kv%u", p->q_len[b], p->kv_len[b]);
-    snprintf(trial_text + at, sizeof trial_text - (size_t)at,
-             " qf %u qc %u flags %u win %u/%u range %u..%u tree %u cap %g data %u/%u/%u types %u/%u strides %u/%u pool %u",
-             p->q_format, p->q_centers, p->flags, p->window_left, p->window_right, p->range_begin, p->range_end, p->tree,
-             (double)p->soft_cap, p->q_data, p->k_data, p->v_data, p->in_dtype, p->out_dtype, p->in_stride,
-             p->out_stride, p->pool_layout);
+    snprintf(
+        trial_text + at, sizeof trial_text - (size_t)at,
+        " qf %u qc %u flags %u win %u/%u range %u..%u tree %u cap %g data %u/%u/%u types %u/%u strides %u/%u pool %u",
+        p->q_format, p->q_centers, p->flags, p->window_left, p->window_right, p->range_begin, p->range_end, p->tree,
+        (double)p->soft_cap, p->q_data, p->k_data, p->v_data, p->in_dtype, p->out_dtype, p->in_stride, p->out_stride,
+        p->pool_layout);
 }
 
 /* ------------------------------------------------------------------------------------------------ pools */

@@ -606,8 +606,7 @@ static void do_attend(trial *t)
     }
     for (uint32_t i = 0; i < SIDES; ++i) {
         if (q_centers != NULL) {
-            a.q_centers =
-                tensor_of(q_centers, i, t->in_dtype, 3, (uint64_t[]){t->batch, t->q_heads, t->shape.k_dim});
+            a.q_centers = tensor_of(q_centers, i, t->in_dtype, 3, (uint64_t[]){t->batch, t->q_heads, t->shape.k_dim});
         }
         a.alibi_slopes = heads[0] != NULL ? (const float *)(const void *)heads[0]->memory[i] : NULL;
         a.sinks = heads[1] != NULL ? (const float *)(const void *)heads[1]->memory[i] : NULL;

@@ -123,8 +123,7 @@ template <typename T> static inline T nbl_init_struct()
 
 /** 1 if a struct is long enough to have a field: to be asked for fields since 1.1 before they are read from memory that
  * an older program may have filled. */
-#define NBL_HAS_FIELD(type, pointer, field) \
-    ((pointer)->struct_size >= offsetof(type, field) + sizeof((pointer)->field))
+#define NBL_HAS_FIELD(type, pointer, field) ((pointer)->struct_size >= offsetof(type, field) + sizeof((pointer)->field))
 
 /* ------------------------------------------------------------------------------------------------ tensors */
 

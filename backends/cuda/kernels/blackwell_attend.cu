@@ -54,11 +54,11 @@ template <uint32_t M> struct memory {
     token_place (*place)[CUDA_TILE_TOKENS]; /* [2]: of this tile and of the next */
     uint32_t *q;                            /* [16 * M][q_stride] words of codes, then of scales */
     uint32_t q_stride;
-    uint32_t steps; /* of 64 elements in a row */
-    float *stage;   /* rows of O, where places and queries were */
-    float *y;       /* [slots][128] products of centres with the tile's K (NUM 7.5), or NULL */
-    float *unit;    /* [16 * M] 2^-exponent of each row */
-    float *factor;  /* [slots][2] 2^exponent of a centre's parts */
+    uint32_t steps;    /* of 64 elements in a row */
+    float *stage;      /* rows of O, where places and queries were */
+    float *y;          /* [slots][128] products of centres with the tile's K (NUM 7.5), or NULL */
+    float *unit;       /* [16 * M] 2^-exponent of each row */
+    float *factor;     /* [slots][2] 2^exponent of a centre's parts */
     uint32_t *centers; /* codes and scales as in q, 16 rows for 8 slots: their first parts, then their second ones */
 };
 

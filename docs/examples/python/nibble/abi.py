@@ -84,8 +84,8 @@ class nbl_cache_config(Struct):
                           ("workspace_mib", _u32), ("center_tokens", _u32), ("prefix_roots_max", _u32),
                           ("hash_key", _u64 * 2), ("on_event", _p), ("event_user", _p),
                           ("rules", c.POINTER(nbl_policy_rule)), ("rule_count", _u32), ("append_tokens_max", _u32),
-                          ("host_bytes", _u64), ("file_bytes", _u64), ("file_folder", c.c_char_p), ("k_scale", c.POINTER(c.c_float)),
-                          ("v_scale", c.POINTER(c.c_float))]
+                          ("host_bytes", _u64), ("file_bytes", _u64), ("file_folder", c.c_char_p),
+                          ("k_scale", c.POINTER(c.c_float)), ("v_scale", c.POINTER(c.c_float))]
 
 
 class nbl_quant_stats(c.Structure):
