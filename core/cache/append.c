@@ -456,7 +456,7 @@ nbl_status nbl_api_cache_append(nbl_cache *cache, const nbl_cache_append_args *a
     return work.call.tokens == 0 ? NBL_OK : append_run(&work, err);
 }
 
-/* ------------------------------------------------------------------------------------------------ codes of an engine */
+/* ------------------------------------------------------------------------------------------------ engines' codes */
 
 /* Tokens go to pages of any class, so all of them must have the formats of the codes. */
 static nbl_status classes_check(const nbl_cache *cache, const nbl_cache_append_coded_args *in, nbl_error *err)
@@ -465,10 +465,9 @@ static nbl_status classes_check(const nbl_cache *cache, const nbl_cache_append_c
     for (uint32_t c = 0; c < cache->plan.class_count; ++c) {
         const nbl_region *r = &group->regions[c];
         if (r->k_format != in->k_format || r->v_format != in->v_format)
-            return NBL_REFUSE(
-                err, NBL_E_INVALID,
-                "k_format is %u and v_format %u, layer %u has pages of %u and %u (needed: the same)",
-                in->k_format, in->v_format, in->layer, r->k_format, r->v_format);
+            return NBL_REFUSE(err, NBL_E_INVALID,
+                              "k_format is %u and v_format %u, layer %u has pages of %u and %u (needed: the same)",
+                              in->k_format, in->v_format, in->layer, r->k_format, r->v_format);
     }
     return NBL_OK;
 }
