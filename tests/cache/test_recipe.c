@@ -61,6 +61,10 @@ Test(cache_recipe, modifiers)
     cr_assert_str_eq(r.name, "kv4", "name %s", r.name);
     EXPECT(api->recipe_parse("kv8,sinks=0,center=1", 64, 64, &r, &err), NBL_OK);
     cr_assert(r.centering == 1 && r.sink_tokens == 0, "values");
+    EXPECT(api->recipe_parse("mpfa", 64, 64, &r, &err), NBL_OK);
+    cr_assert(r.centering == NBL_CENTERING_MEAN && r.q_centering == 1, "mpfa centres Q and K");
+    EXPECT(api->recipe_parse("mpfa,qcenter=0", 64, 64, &r, &err), NBL_OK);
+    cr_assert(r.centering == NBL_CENTERING_MEAN && r.q_centering == 0, "mpfa centres K");
 }
 
 Test(cache_recipe, refusals)
@@ -80,6 +84,8 @@ Test(cache_recipe, refusals)
                 {"kv4,center=", NBL_E_INVALID, "recipe modifier \"center=\" has no number"},
                 {"kv4,center=4", NBL_E_INVALID, "recipe modifier center is 4 (allowed: 0 to 3)"},
                 {"kv4,center=-1", NBL_E_INVALID, "has no number"},
+                {"mpfa,qcenter=2", NBL_E_INVALID, "recipe modifier qcenter is 2 (allowed: 0 to 1)"},
+                {"kv4,qcenter=1", NBL_E_INVALID, "recipe modifier qcenter is 1 (allowed: 0 to 0)"},
                 {"kv4,center=1,center=1", NBL_E_INVALID, "comes twice"},
                 {"kv4,hadamard=24", NBL_E_INVALID, "recipe modifier hadamard is 24"},
                 {"kv4,hadamard=256", NBL_E_INVALID, "dividing 128"},

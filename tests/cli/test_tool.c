@@ -893,6 +893,23 @@ Test(tool, compare_agrees_with_attend)
     json_decref(attended);
 }
 
+/* Queries have a centre from 32 rows on (NUM 7.5): fewer give the bytes of a recipe without one. */
+Test(tool, compare_centres_enough_queries)
+{
+    static const struct {
+        const char *rows;
+        bool is_centred;
+    } cases[] = {{"31", false}, {"32", true}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        json_t *document =
+            tool_json(TOOL("compare", "--json", "--generate", "sinks", "--hq", "2", "--hkv", "1", "--d", "32", "--kv",
+                           "300", "--nq", cases[i].rows, "--recipes", "mpfa,mpfa,qcenter=0", "--lengths", "300"));
+        double with = number_at(document, "rows.0.rel_l2"), without = number_at(document, "rows.1.rel_l2");
+        cr_assert((with != without) == cases[i].is_centred, "%s rows: %g and %g", cases[i].rows, with, without);
+        json_decref(document);
+    }
+}
+
 Test(tool, compare_writes_csv_of_a_capture)
 {
     write_capture(scratch("csv.safetensors"), "BF16", "");
