@@ -110,5 +110,7 @@ nbl_status fixture_attend(fixture *f, uint32_t layer, uint32_t batch, const uint
     a.q = (nbl_tensor){.data = q_memory, .dtype = NBL_BF16, .rank = 3, .shape = {count, 4, 32}};
     a.o = (nbl_tensor){.data = o_memory, .dtype = NBL_BF16, .rank = 3, .shape = {count, 4, 16}};
     a.lse = (nbl_tensor){.data = lse_memory, .dtype = NBL_F32, .rank = 2, .shape = {count, 4}};
+    a.q_format = f->q_centers.data != NULL ? NBL_Q_FP4 : NBL_Q_DEFAULT;
+    a.q_centers = f->q_centers;
     return f->c.api->cache_attend(f->cache, &a, err);
 }

@@ -16,6 +16,7 @@ typedef struct fixture {
     counting c;
     nbl_cache_config config;
     nbl_cache *cache;
+    nbl_tensor q_centers; /**< of every attend, which then has NBL_Q_FP4; or absent */
 } fixture;
 
 /** int4p/int8, 2 layers, 2 kv heads, Dk 32, Dv 16, pages of 4 tokens, 6 sink tokens, 4 sequences, 40 tokens. */

@@ -9,7 +9,7 @@
 static struct seen {
     uint32_t batch, layer, q_len_max, kv_len_max, stride;
     uint64_t rows;
-    const void *q, *o, *lse;
+    const void *q, *o, *lse, *q_centers;
     int32_t indptr[8], kv_len[8], table[ENTRIES_MOST];
 } seen[CALLS_MOST];
 static uint32_t seen_count;
@@ -25,7 +25,8 @@ static void attend_seen(const nbl_attend_args *args)
                        .rows = args->q.shape[0],
                        .q = args->q.data,
                        .o = args->o.data,
-                       .lse = args->lse.data};
+                       .lse = args->lse.data,
+                       .q_centers = args->q_centers.data};
     memcpy(s->indptr, args->q_indptr, (args->batch + 1) * sizeof(int32_t));
     memcpy(s->kv_len, args->kv_len, args->batch * sizeof(int32_t));
     memcpy(s->table, args->page_table, args->batch * args->page_table_stride * sizeof(int32_t));
@@ -133,6 +134,31 @@ Test(cache_attend, cut_where_the_workspace_ends)
     cr_assert_eq((const uint8_t *)seen[1].lse - (const uint8_t *)seen[0].lse, 2 * 16, "LSE of the second call");
     EXPECT(fixture_attend(&f, 0, 2, s, (const int32_t[]){1, 4}, &err), NBL_E_NO_MEMORY);
     cr_assert_eq(seen_count, 2, "the backend was called for half a batch");
+    fixture_close(&f);
+}
+
+/* Centres of queries go with their sequences, and only to backends that say they know them. */
+Test(cache_attend, centres_where_the_workspace_ends)
+{
+    static float centers[3][4][32];
+    nbl_cache_config config = fixture_config();
+    nbl_error err = NBL_INIT(nbl_error);
+    config.k_format = NBL_NVFP4;
+    config.v_format = NBL_FP8_E4M3;
+    config.sink_tokens = 0;
+    fixture f = seen_open(config);
+    const uint64_t s[] = {fixture_seq(&f), fixture_seq(&f), fixture_seq(&f)};
+    for (uint32_t i = 0; i < 3; ++i)
+        fixture_grow(&f, 0, s[i], 2);
+    f.q_centers = (nbl_tensor){.data = centers, .dtype = NBL_F32, .rank = 3, .shape = {3, 4, 32}};
+    f.c.state->workspace_bytes_per_row = (1u << 20) / 3;
+    EXPECT(fixture_attend(&f, 0, 3, s, (const int32_t[]){2, 2, 1}, &err), NBL_OK);
+    cr_assert(seen_count == 2 && seen[0].batch == 1 && seen[1].batch == 2, "%u calls", seen_count);
+    cr_assert(seen[0].q_centers == centers[0] && seen[1].q_centers == centers[1], "centres of another sequence");
+    f.c.state->supports = NBL_E_UNSUPPORTED;
+    EXPECT(fixture_attend(&f, 0, 3, s, (const int32_t[]){2, 2, 1}, &err), NBL_E_UNSUPPORTED);
+    cr_assert_eq(seen_count, 2, "the backend was called");
+    f.c.state->supports = NBL_OK;
     fixture_close(&f);
 }
 
