@@ -7,10 +7,12 @@
  * threads does one, a thread for each row. Shared memory holds the operands of a tile as ptx/tcgen05_layout.h says; the
  * order of elements inside a group of 16 is that of the pages (NUM 7.2). Columns of tensor memory:
  *
- *     scores [128]   O [Dv]   total of the chunks before [Dv]   scales of Q   scales of K
+ *     scores [128]   O [Dv]   total of the chunks before [Dv]   scales of Q   scales of K   scales of centres
  *
  * Each tile: K, its scales and V to shared memory; scores = Q K^T; a thread reads its row of scores twice, for the
  * largest and for the weights; O = P V on top of what was there, which for a whole chunk stays where it is (NUM 6.4).
+ * Where queries are centred, the centres' product with K goes before that of the queries, to the same columns: row s is
+ * the first part of the centre of slot s, row 64 + s the second (NUM 7.5).
  */
 #include "../ptx/blockscale.cuh"
 #include "../ptx/tcgen05.cuh"
@@ -44,7 +46,8 @@
 #define STAGED_ROWS 32u   /* that are finished at a time */
 #define SCORES_AT 0u      /* columns */
 #define O_AT CUDA_TILE_TOKENS
-#define V_DIM_MAX THREADS /* padded; O and its total beside the scores */
+#define V_DIM_MAX THREADS     /* padded; O and its total beside the scores */
+#define SLOTS_MAX (ROWS / 2u) /* query heads of a kv head, if queries are centred */
 
 namespace
 {
@@ -68,6 +71,8 @@ struct sizes {
     uint32_t total_at;  /* columns */
     uint32_t q_scales_at;
     uint32_t k_scales_at;
+    uint32_t center_scales_at;
+    uint32_t slots; /* heads with centres; 0: queries are not centred */
     uint32_t used;
     uint32_t columns; /* a power of two */
 };
@@ -80,6 +85,11 @@ struct memory {
     uint8_t *v;
     uint8_t *q_scales; /* atoms, one a step */
     uint8_t *k_scales;
+    uint8_t *centers; /* rows of their parts, as q */
+    uint8_t *center_scales;
+    float *y;      /* [slots][128] products of centres with the tile's K (NUM 7.5) */
+    float *rest;   /* [slots][128] those of the second parts */
+    float *factor; /* [2 * slots] 2^exponent of first parts, then of second ones */
     tensor_memory tensor;
     sizes size;
 };
@@ -95,7 +105,9 @@ __host__ __device__ constexpr sizes sizes_of(const attend_params &p)
     s.q_scales_at = s.total_at + (p.split ? 0u : v_dim_padded);
     s.k_scales_at = s.q_scales_at + s.steps * TCGEN05_ATOM_COLUMNS;
     s.columns = 32;
-    s.used = s.k_scales_at + s.steps * TCGEN05_ATOM_COLUMNS;
+    s.center_scales_at = s.k_scales_at + s.steps * TCGEN05_ATOM_COLUMNS;
+    s.slots = p.q_centers.data != NULL ? p.group_rows : 0u;
+    s.used = s.center_scales_at + (s.slots > 0 ? s.steps * TCGEN05_ATOM_COLUMNS : 0u);
     while (s.columns < s.used) {
         s.columns *= 2u;
     }
@@ -105,37 +117,52 @@ __host__ __device__ constexpr sizes sizes_of(const attend_params &p)
 __host__ __device__ constexpr size_t operand_bytes(const sizes &s)
 {
     const size_t q = (size_t)ROWS * s.row_bytes, scales = (size_t)s.steps * TCGEN05_ATOM_BYTES;
-    return 2u * (q + scales) + (size_t)ROWS * CUDA_TILE_TOKENS + (size_t)s.v_rows * CUDA_TILE_TOKENS;
+    const size_t products = (size_t)s.slots * (2u * CUDA_TILE_TOKENS + 2u) * sizeof(float);
+    return (s.slots > 0 ? 3u : 2u) * (q + scales) + (products + 127u) / 128u * 128u + (size_t)ROWS * CUDA_TILE_TOKENS +
+           (size_t)s.v_rows * CUDA_TILE_TOKENS;
 }
 
 /* A row of the item, in its thread's registers. */
 struct thread_row {
     row_state state;
     float sums[NBL_PARTIAL_SUMS];
+    float unit; /* 2^-exponent */
     bool is_live;
 };
 
 /* ------------------------------------------------------------------------------------------------ items */
 
-/* The thread's row of queries, zeros past the last one. */
-__device__ void load_query(const attend_params &p, const memory &m, const thread_row &row)
+/* The thread's row of an operand, as prepare wrote it; zeros if `from` is NULL. */
+__device__ void load_row(const attend_params &p, const memory &m, const uint8_t *from, uint8_t *codes, uint8_t *scales)
 {
     const uint32_t tid = threadIdx.x;
-    const uint8_t *from = (const uint8_t *)p.codes + (uint64_t)row.state.index * p.k_dim_padded;
     for (uint32_t c = 0; c < m.size.row_bytes / TCGEN05_CHUNK; ++c) {
         uint4 words = make_uint4(0, 0, 0, 0);
-        if (row.is_live && c * TCGEN05_CHUNK < fp4_row_scales_at(p.k_dim_padded)) {
+        if (from != NULL && c * TCGEN05_CHUNK < fp4_row_scales_at(p.k_dim_padded)) {
             words = *(const uint4 *)(const void *)(from + c * TCGEN05_CHUNK);
         }
-        *(uint4 *)(void *)(m.q + tcgen05_matrix_byte(m.size.row_bytes, tid, c * TCGEN05_CHUNK)) = words;
+        *(uint4 *)(void *)(codes + tcgen05_matrix_byte(m.size.row_bytes, tid, c * TCGEN05_CHUNK)) = words;
     }
     for (uint32_t step = 0; step < m.size.steps; ++step) {
         uint32_t word = 0;
-        if (row.is_live) {
+        if (from != NULL) {
             word = *(const uint32_t *)(const void *)(from + fp4_row_scales_at(p.k_dim_padded) + 4u * step);
         }
-        *(uint32_t *)(void *)(m.q_scales + step * TCGEN05_ATOM_BYTES + tcgen05_atom_byte(tid, 0)) = word;
+        *(uint32_t *)(void *)(scales + step * TCGEN05_ATOM_BYTES + tcgen05_atom_byte(tid, 0)) = word;
     }
+}
+
+/* The thread's row of centres: a part of one of the item's heads, or zeros. */
+__device__ void load_center(const attend_params &p, const memory &m, const item &it)
+{
+    const uint32_t slots = min(it.rows, m.size.slots), slot = threadIdx.x % SLOTS_MAX, part = threadIdx.x / SLOTS_MAX;
+    const uint8_t *from = NULL;
+    if (slot < slots) {
+        const uint64_t index = 2u * ((uint64_t)it.sequence * p.q_heads + m.fixed->head[slot]) + part;
+        from = p.center_codes + index * p.k_dim_padded;
+        m.factor[part * m.size.slots + slot] = nbl_pow2(p.center_queries[index].bias);
+    }
+    load_row(p, m, from, m.centers, m.center_scales);
 }
 
 __device__ bool init_item(const attend_params &p, const memory &m, uint32_t block, item *it, thread_row *row)
@@ -150,8 +177,13 @@ __device__ bool init_item(const attend_params &p, const memory &m, uint32_t bloc
     m.fixed->end[threadIdx.x] = row->state.end;
     m.fixed->token[threadIdx.x] = row->state.token;
     m.fixed->head[threadIdx.x] = row->state.head;
-    load_query(p, m, *row);
+    const uint8_t *query = (const uint8_t *)p.codes + (uint64_t)row->state.index * p.k_dim_padded;
+    load_row(p, m, row->is_live ? query : (const uint8_t *)NULL, m.q, m.q_scales);
+    row->unit = nbl_pow2(-p.queries[row->state.index].bias);
     __syncthreads();
+    if (m.size.slots > 0) {
+        load_center(p, m, *it);
+    }
     it->first = INT32_MAX;
     it->end = 0;
     for (uint32_t i = 0; i < it->rows; ++i) {
@@ -207,21 +239,49 @@ __device__ uint64_t operand(const uint8_t *matrix, uint32_t row_bytes, uint32_t 
     return tcgen05_matrix(at, TCGEN05_CORE_BYTES, tcgen05_group_stride(row_bytes));
 }
 
-__device__ void multiply_k(const attend_params &p, memory *m)
+/* Scales of an operand to its columns. */
+__device__ void copy_scales(const memory &m, uint32_t at, const uint8_t *scales)
+{
+    for (uint32_t step = 0; step < m.size.steps; ++step) {
+        tensor_copy_scales(m.tensor, at + step * TCGEN05_ATOM_COLUMNS, scales + step * TCGEN05_ATOM_BYTES);
+    }
+}
+
+/* Scores of rows, which are queries or centres, and K. */
+__device__ void multiply_k(const attend_params &p, memory *m, const uint8_t *rows, uint32_t row_scales_at)
 {
     const uint32_t instruction = tcgen05_instruction_fp4(
         CUDA_TILE_TOKENS, p.fp4_format == NBL_MXFP4 ? TCGEN05_SCALE_UE8M0 : TCGEN05_SCALE_UE4M3);
     const sizes &s = m->size;
     for (uint32_t step = 0; step < s.steps; ++step) {
-        tensor_copy_scales(m->tensor, s.k_scales_at + step * TCGEN05_ATOM_COLUMNS,
-                           m->k_scales + step * TCGEN05_ATOM_BYTES);
-    }
-    for (uint32_t step = 0; step < s.steps; ++step) {
-        tensor_mma_fp4(m->tensor, SCORES_AT, operand(m->q, s.row_bytes, step), operand(m->k, s.row_bytes, step),
-                       instruction, s.q_scales_at + step * TCGEN05_ATOM_COLUMNS,
+        tensor_mma_fp4(m->tensor, SCORES_AT, operand(rows, s.row_bytes, step), operand(m->k, s.row_bytes, step),
+                       instruction, row_scales_at + step * TCGEN05_ATOM_COLUMNS,
                        s.k_scales_at + step * TCGEN05_ATOM_COLUMNS, step > 0);
     }
     tensor_products_ready(&m->tensor);
+}
+
+/* y of the item's heads (NUM 7.5), from the scores of the centres' parts. */
+__device__ void take_centers(const attend_params &p, const memory &m)
+{
+    const uint32_t slots = m.size.slots, slot = threadIdx.x % SLOTS_MAX, part = threadIdx.x / SLOTS_MAX;
+    for (uint32_t first = 0; first < CUDA_TILE_TOKENS; first += TENSOR_SLICE) {
+        float x[TENSOR_SLICE];
+        tensor_read(m.tensor, SCORES_AT + first, x);
+#pragma unroll
+        for (uint32_t i = 0; i < TENSOR_SLICE; ++i) {
+            if (slot < slots) {
+                x[i] *= p.fp4_format == NBL_MXFP4_16 ? m.fixed->place[first + i].k_unit : 1.0f;
+                float *to = part == 0 ? m.y : m.rest;
+                to[slot * CUDA_TILE_TOKENS + first + i] = part == 0 ? x[i] * m.factor[slot] : x[i];
+            }
+        }
+    }
+    tensor_operands_ready(); /* the scores are read, and may be written again */
+    for (uint32_t i = threadIdx.x; i < slots * CUDA_TILE_TOKENS; i += THREADS) {
+        m.y[i] = nbl_fma(m.rest[i], m.factor[slots + i / CUDA_TILE_TOKENS], m.y[i]);
+    }
+    __syncthreads();
 }
 
 __device__ void multiply_v(memory *m, bool is_first)
@@ -248,6 +308,10 @@ __device__ void for_scores(const attend_params &p, const memory &m, const item &
         const int32_t position = start + (int32_t)(first + i);
         if (row.is_live && is_visible(p, it, row.state, position)) {
             x[i] *= p.fp4_format == NBL_MXFP4_16 ? m.fixed->place[first + i].k_unit : 1.0f;
+            if (m.size.slots > 0) {
+                const float y = m.y[threadIdx.x % m.size.slots * CUDA_TILE_TOKENS + first + i];
+                x[i] = nbl_fma(y, row.unit, x[i]);
+            }
             x[i] = p.cap != 0.0f ? nbl_tanhp(x[i] * row.state.scale) : x[i];
             use(first + i, x[i], alibi_of(p, view, position));
         } else {
@@ -337,7 +401,12 @@ __device__ void do_tile(const attend_params &p, memory *m, const item &it, threa
     __syncthreads(); /* load_v looks at the places of other threads */
     load_v(p, *m);
     tensor_operands_ready();
-    multiply_k(p, m);
+    copy_scales(*m, m->size.k_scales_at, m->k_scales);
+    if (m->size.slots > 0) {
+        multiply_k(p, m, m->centers, m->size.center_scales_at);
+        take_centers(p, *m);
+    }
+    multiply_k(p, m, m->q, m->size.q_scales_at);
     const float factor = move_base(p, *m, it, row, start);
     if (__syncthreads_or(factor != 1.0f) != 0 && !is_first) {
         rescale(*m, factor);
@@ -496,8 +565,13 @@ __device__ memory memory_of(const attend_params &p, uint8_t *dynamic)
     m.v = m.p + ROWS * CUDA_TILE_TOKENS;
     m.q_scales = m.v + m.size.v_rows * CUDA_TILE_TOKENS;
     m.k_scales = m.q_scales + m.size.steps * TCGEN05_ATOM_BYTES;
+    m.center_scales = m.k_scales + m.size.steps * TCGEN05_ATOM_BYTES;
+    m.centers = m.center_scales + m.size.steps * TCGEN05_ATOM_BYTES;
+    m.y = (float *)(void *)(m.centers + ROWS * m.size.row_bytes);
+    m.rest = m.y + m.size.slots * CUDA_TILE_TOKENS;
+    m.factor = m.rest + m.size.slots * CUDA_TILE_TOKENS;
     tensor_take(&m.tensor, m.size.columns, m.fixed->tensor,
-                emulated_cells(m.k_scales + m.size.steps * TCGEN05_ATOM_BYTES));
+                emulated_cells(dynamic + sizeof(fixed_memory) + operand_bytes(m.size)));
     return m;
 }
 
@@ -508,9 +582,9 @@ __device__ void do_item(const attend_params &p, memory *m, item *it, uint32_t bl
         return;
     }
     tensor_operands_ready();
-    for (uint32_t step = 0; step < m->size.steps; ++step) {
-        tensor_copy_scales(m->tensor, m->size.q_scales_at + step * TCGEN05_ATOM_COLUMNS,
-                           m->q_scales + step * TCGEN05_ATOM_BYTES);
+    copy_scales(*m, m->size.q_scales_at, m->q_scales);
+    if (m->size.slots > 0) {
+        copy_scales(*m, m->size.center_scales_at, m->center_scales);
     }
     if (p.split) {
         do_split_item(p, m, *it, &row, n);
@@ -558,7 +632,8 @@ static size_t shared_bytes(const attend_params *p)
 extern "C" int nbl_cuda_tensor_supports(const attend_params *p)
 {
     const bool has_code = is_native(p) || (EMULATED && p->capability < 120u);
-    return has_code && p->q_centers.data == NULL && p->v_dim_padded <= V_DIM_MAX && shared_bytes(p) <= p->shared_bytes;
+    return has_code && p->v_dim_padded <= V_DIM_MAX && (p->q_centers.data == NULL || p->group_rows <= SLOTS_MAX) &&
+           shared_bytes(p) <= p->shared_bytes;
 }
 
 extern "C" cudaError_t nbl_cuda_attend_tensor(const attend_params *p, cudaStream_t stream)
