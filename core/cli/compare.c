@@ -43,7 +43,8 @@ const nbl_command nbl_command_compare = {
     "compare",
     "Accuracy of recipes at several lengths against fp64.",
     "Length n takes the first n keys and values; the query rows stay the same and move to the last positions of the\n"
-    "shorter sequence (of n < Tq only the last n rows are used). Figures are those of attend.\n",
+    "shorter sequence (of n < Tq only the last n rows are used). Figures are those of attend.\n"
+    "Recipe mpfa centres queries by the mean of the rows given, if they are 32 or more.\n",
     compare_options,
     sizeof compare_options / sizeof compare_options[0],
     compare_run,
