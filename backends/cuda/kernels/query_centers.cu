@@ -41,7 +41,7 @@ static __device__ void put_part(const attend_params &p, float (&x)[BLOCK16], uin
     }
 }
 
-static __global__ void __launch_bounds__(THREADS) centers_kernel(const __grid_constant__ attend_params p)
+static __global__ void __launch_bounds__(THREADS, 1) centers_kernel(const __grid_constant__ attend_params p)
 {
     __shared__ uint32_t slots[VECTORS_MAX];
     const uint32_t team = p.k_dim_padded / BLOCK16, vectors = THREADS / team;
