@@ -285,8 +285,8 @@ template <mode M> __device__ stream open_stream(const attend_params &p, const me
     return s;
 }
 
-/* The next tile of the stream, K or V; all threads are past the one before. The stage of V is asked for again here, that
- * of K as soon as its scores are there (ask_behind_k). */
+/* The next tile of the stream, K or V; all threads are past the one before. The stage of V is asked for again here,
+ * that of K as soon as its scores are there (ask_behind_k). */
 template <mode M, uint32_t KIND>
 __device__ const uint4 *take(const attend_params &p, const memory &m, const item &it, stream *s)
 {
