@@ -336,12 +336,16 @@ Test(masks, tokens_outside_the_window_may_hold_anything)
 {
     lab l;
     lab_open(&l);
-    for (uint32_t i = 0; i < PROBLEM_PAIRS; ++i) {
+    for (uint32_t i = 0; i < 2u * PROBLEM_PAIRS + 1u; ++i) { /* decode, prefill, and the Blackwell core */
         problem p = masked(i, NBL_ATTEND_CAUSAL | NBL_ATTEND_WINDOW_LEFT);
         trial clean, t;
         p.kv_len[0] = 300;
-        p.q_len[0] = 1;
-        p.window_left = 69; /* the first visible token, 230, is inside a page and inside a tile */
+        p.q_len[0] = i < PROBLEM_PAIRS ? 1 : 20;
+        p.window_left = 70u - p.q_len[0]; /* the first visible token, 230, is inside a page and inside a tile */
+        if (i == 2u * PROBLEM_PAIRS) {
+            problem_formats(&p, NBL_NVFP4, NBL_FP8_E4M3);
+            p.q_format = NBL_Q_FP4;
+        }
         trial_init(&clean, &l, &p);
         trial_fill(&clean);
         trial_attend(&clean);

@@ -238,14 +238,15 @@ __device__ void copy_token(const attend_params &p, const item &it, const stream 
     }
 }
 
-/* Brings K or V of a tile into its stage, or asks for it; zeros past the length. */
+/* Brings K or V of a tile into its stage, or asks for it; zeros where no row of the item sees the token, whose page may
+ * hold anything: a weight of 0 must not meet what is no number. */
 template <mode M> __device__ void ask(const attend_params &p, const memory &m, const item &it, stream *s)
 {
     const uint32_t kind = s->asked % 2u == 0 ? (uint32_t)NBL_KIND_K : (uint32_t)NBL_KIND_V;
     const uint32_t padded = kind == NBL_KIND_K ? p.k_dim_padded : p.v_dim_padded;
     uint4 *to = m.tile + s->asked % stages_of<M> * m.stage_units + threadIdx.x;
     if (s->position < s->end + threadIdx.x) {
-        if (s->position >= (uint32_t)it.kv_len) {
+        if ((int32_t)s->position < it.first || (int32_t)s->position >= it.end) {
 #pragma unroll 1
             for (uint32_t unit = 0; unit < padded / UNIT; ++unit) {
                 to[unit * CUDA_TILE_TOKENS] = make_uint4(0, 0, 0, 0);
@@ -284,8 +285,8 @@ template <mode M> __device__ stream open_stream(const attend_params &p, const me
     return s;
 }
 
-/* The next tile of the stream, K or V; all threads are past the one before. The stage of V is asked for again here, that
- * of K as soon as its scores are there (ask_behind_k). */
+/* The next tile of the stream, K or V; all threads are past the one before. The stage of V is asked for again here,
+ * that of K as soon as its scores are there (ask_behind_k). */
 template <mode M, uint32_t KIND>
 __device__ const uint4 *take(const attend_params &p, const memory &m, const item &it, stream *s)
 {

@@ -63,6 +63,7 @@ struct work {
     uint32_t first_row; /* in the kv head's rows of the sequence */
     uint32_t rows;
     uint32_t chunk; /* split: n-th of the range */
+    uint32_t first; /* position that some row sees */
     uint32_t tile_first;
     uint32_t tile_end;
     cuda_sequence at;
@@ -97,7 +98,8 @@ __device__ bool find_work(const attend_params &p, uint32_t blocks, work *w)
         return false;
     }
     w->rows = (uint32_t)min(left, (int64_t)ROWS);
-    w->tile_first = (uint32_t)range_of(p, *w, w->first_row).first / CUDA_TILE_TOKENS;
+    w->first = (uint32_t)range_of(p, *w, w->first_row).first;
+    w->tile_first = w->first / CUDA_TILE_TOKENS;
     const uint32_t end = (uint32_t)range_of(p, *w, w->first_row + w->rows - 1u).end;
     w->tile_end = max((end + CUDA_TILE_TOKENS - 1u) / CUDA_TILE_TOKENS, w->tile_first);
     return true;
@@ -110,12 +112,13 @@ struct run_place {
     const uint8_t *from; /* of unit 0; NULL where the sequence has none */
     uint32_t width;      /* tokens of the group in the page */
     uint32_t there;      /* tokens that the sequence has */
+    uint32_t skipped;    /* of these, those before the first that some row sees */
 };
 
 __device__ run_place find_run(const attend_params &p, const work &w, uint32_t position, uint32_t run, uint32_t kind)
 {
     const uint32_t page_tokens = p.pages.page_tokens;
-    run_place r = {NULL, run, 0};
+    run_place r = {NULL, run, 0, 0};
     if (position < (uint32_t)w.at.kv_len) {
         const int32_t page = p.page_table[(uint64_t)w.sequence * p.page_table_stride + position / page_tokens];
         const cuda_region *region = cuda_region_find(&p.pages, page);
@@ -125,25 +128,30 @@ __device__ run_place find_run(const attend_params &p, const work &w, uint32_t po
         r.from = part.codes + nbl_layout_half_byte(part.dim, page_tokens, token, 0);
         r.width = nbl_layout_group_width(page_tokens, token, GROUP_TOKENS);
         r.there = min((uint32_t)w.at.kv_len - position, run);
+        r.skipped = w.first > position ? min(w.first - position, r.there) : 0u;
     }
     return r;
 }
 
-/* Copies a run of every `step`-th unit from `first`, and zeros where the sequence ends: a weight of 0 must not
- * meet what is no number. to is the run's place in unit 0 of its group. */
+/* Copies a run of every `step`-th unit from `first`, and zeros where no row sees a token: a weight of 0 must not meet
+ * what is no number. to is the run's place in unit 0 of its group. */
 __device__ void copy_units(const run_place &r, uint32_t run, uint32_t first, uint32_t step, uint32_t units, uint4 *to,
                            uint32_t barrier, uint64_t policy)
 {
     for (uint32_t unit = first; unit < units; unit += step) {
         uint4 *at = to + unit * GROUP_TOKENS;
-        if (r.there > 0) {
-            ptx_bulk_copy(ptx_shared_address(at), r.from + unit * r.width * 16u, r.there * 16u, barrier, policy);
+        if (r.there > r.skipped) {
+            ptx_bulk_copy(ptx_shared_address(at + r.skipped), r.from + (unit * r.width + r.skipped) * 16u,
+                          (r.there - r.skipped) * 16u, barrier, policy);
+        }
+        for (uint32_t i = 0; i < r.skipped; ++i) {
+            at[i] = make_uint4(0, 0, 0, 0);
         }
         for (uint32_t i = r.there; i < run; ++i) {
             at[i] = make_uint4(0, 0, 0, 0);
         }
     }
-    if (r.there < run) {
+    if (r.there < run || r.skipped > 0) {
         ptx_fence_proxy_async();
     }
 }
@@ -165,14 +173,17 @@ template <int D> __device__ void load_tiles(const attend_params &p, memory<D> &m
         to += place / GROUP_TOKENS * (D / UNIT) * GROUP_TOKENS + place % GROUP_TOKENS;
         const run_place r = find_run(p, w, start + place, run, kind);
         ptx_mbarrier_wait_idle(empty, parity, IDLE);
-        if (r.there == GROUP_TOKENS && lane < runs) {
+        const bool is_whole = r.there == GROUP_TOKENS && r.skipped == 0;
+        if (is_whole && lane < runs) {
             ptx_bulk_copy(ptx_shared_address(to), r.from, units * UNIT_BYTES, full, policy);
-        } else if (r.there < GROUP_TOKENS) {
+        } else if (!is_whole) {
             copy_units(r, run, lane / runs, 32u / runs, units, to, full, policy);
         }
         __syncwarp();
         if (lane == 0) {
-            ptx_mbarrier_arrive_expect(full, min((uint32_t)w.at.kv_len - start, CUDA_TILE_TOKENS) * units * 16u);
+            const uint32_t end = min((uint32_t)w.at.kv_len - start, CUDA_TILE_TOKENS);
+            const uint32_t begin = w.first > start ? min(w.first - start, end) : 0u;
+            ptx_mbarrier_arrive_expect(full, (end - begin) * units * 16u);
         }
         slot = slot + 1u == slots ? 0u : slot + 1u;
         parity ^= slot == 0 ? 1u : 0u;
