@@ -276,7 +276,7 @@ template <int D, int RPL, typename F> struct walker {
     }
 };
 
-template <int D, int RPL, typename F>
+template <int D, int RPL, uint32_t K, uint32_t V>
 __global__ void __launch_bounds__(32, shape<D, RPL>::warps) decode_kernel(const __grid_constant__ attend_params p)
 {
     __shared__ __align__(128) warp_memory<D, RPL> m;
@@ -289,7 +289,7 @@ __global__ void __launch_bounds__(32, shape<D, RPL>::warps) decode_kernel(const 
         ptx_grid_wait(); /* the step after this one relies on it */
         return;
     }
-    walker<D, RPL, F> w = {p, m, u, lane, lane / 4u, lane % 4u};
+    walker<D, RPL, call_formats<K, V>> w = {p, m, u, lane, lane / 4u, lane % 4u};
     w.high_nibbles = load_constant(m, lane);
     __syncwarp();
     w.begin(guessed, guess);
@@ -331,7 +331,7 @@ template <int D, int RPL, typename F> cudaError_t launch(const attend_params *p,
         return cudaSuccess;
     }
     const uint32_t spread = spread_bytes(p, units, sizeof(warp_memory<D, RPL>));
-    return launch_after(decode_kernel<D, RPL, F>, dim3(units), 32u, spread, stream, p);
+    return launch_after(decode_kernel<D, RPL, F::k, F::v>, dim3(units), 32u, spread, stream, p);
 }
 
 template <int D, typename F> cudaError_t launch_rows(const attend_params *p, cudaStream_t stream)
