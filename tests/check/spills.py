@@ -16,9 +16,10 @@ from pathlib import Path
 from common import Case, main
 
 HOT = ("append_kernel", "blackwell_kernel", "center_kernel", "decode_kernel", "decode_fold_kernel", "fold_kernel",
-       "gather_kernel", "prefill_expand_kernel", "prefill_mma_kernel", "prefill_queries_kernel", "prefill_wgmma_kernel",
-       "prepare_kernel", "prepare_warps_kernel", "short_kernel", "transcode_kernel")
-# instance of a kernel, instances with these first arguments, or a kernel: (bytes of spill stores and loads together that are let pass, why)
+       "gather_kernel", "prefill_expand_kernel", "prefill_mma_kernel", "prefill_queries_kernel",
+       "prefill_wgmma_kernel", "prepare_kernel", "prepare_warps_kernel", "short_kernel", "transcode_kernel")
+# instance of a kernel, instances with these first arguments, or a kernel: (bytes of spill stores and loads together
+# that are let pass, why)
 EXCEPTIONS = {
     "append_kernel<3,1>": (400, "all formats and dimensions in one loop, of 1800 instructions: what is set before it"),
     "prefill_mma_kernel<64,64>": (12, "255 registers, as many as there are"),
@@ -54,7 +55,8 @@ def kernel_name(mangled: str) -> str:
 
 
 def exception_of(kernel: str) -> str:
-    """The entry of EXCEPTIONS for an instance: its own, that of its first arguments, or its kernel's; may be missing."""
+    """Name of an instance's entry in EXCEPTIONS: its own, that of its first arguments, or its kernel's, which may be
+    missing."""
     name = kernel
     while name not in EXCEPTIONS and "," in name:
         name = name.rpartition(",")[0] + ">"
@@ -115,11 +117,12 @@ def tree(spills: str, names: tuple[str, ...] = HOT, archs: str = "80-real;90a-re
     return {"CMakeCache.txt": f"NIBBLE_CUDA_ARCHS:STRING={archs}\n", "backends/cuda/x/a.cu.o.ptxas": report}
 
 
-def templated(kernel: str, first: int, second: int, spilled: int, arch: str, more: str = "") -> dict[str, str]:
+def templated(kernel: str, first: int, second: int, spilled: int, arch: str,
+              more: str = "") -> dict[str, str]:
     """A build folder where one instance of a template spills."""
     name = f"{kernel}_kernel"
-    report = (f"ptxas info    : Compiling entry function '_ZN3abc{len(name)}{name}ILi{first}ELi{second}E{more}Ev6params' for "
-              f"'sm_{arch}'\n    0 bytes stack frame, {spilled} bytes spill stores, {spilled} bytes spill loads\n")
+    report = (f"ptxas info    : Compiling entry function '_ZN3abc{len(name)}{name}ILi{first}ELi{second}E{more}Ev6params' "
+              f"for 'sm_{arch}'\n    0 bytes stack frame, {spilled} bytes spill stores, {spilled} bytes spill loads\n")
     return {**tree(NONE), "backends/cuda/x/b.cu.o.ptxas": report}
 
 

@@ -3,8 +3,8 @@
  * @file prepare.cu
  * @brief First step of attend: checks every sequence, brings query rows to canonical form (NUM 5.1).
  *
- * The first blocks check a sequence each, the others take query rows, a team of Dp/16 threads per row, or a warp. Neither waits
- * for the other: later steps skip the rows of sequences found bad.
+ * The first blocks check a sequence each, the others take query rows, a team of Dp/16 threads per row, or a warp.
+ * Neither waits for the other: later steps skip the rows of sequences found bad.
  */
 #include "../attend.h"
 #include "../ptx/ptx.cuh"

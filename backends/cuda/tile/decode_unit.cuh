@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file decode_unit.cuh
- * @brief The unit of the decode kernels, a chunk of one kv head of a sequence: its query rows, what they see, its tiles.
+ * @brief The unit of the decode kernel, a chunk of one kv head of a sequence: its query rows, what they see, its tiles.
  */
 #ifndef CUDA_DECODE_UNIT_H
 #define CUDA_DECODE_UNIT_H
