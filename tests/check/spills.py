@@ -121,8 +121,9 @@ def templated(kernel: str, first: int, second: int, spilled: int, arch: str,
               more: str = "") -> dict[str, str]:
     """A build folder where one instance of a template spills."""
     name = f"{kernel}_kernel"
-    report = (f"ptxas info    : Compiling entry function '_ZN3abc{len(name)}{name}ILi{first}ELi{second}E{more}Ev6params' "
-              f"for 'sm_{arch}'\n    0 bytes stack frame, {spilled} bytes spill stores, {spilled} bytes spill loads\n")
+    arguments = f"ILi{first}ELi{second}E{more}E"
+    report = (f"ptxas info    : Compiling entry function '_ZN3abc{len(name)}{name}{arguments}v6params' for "
+              f"'sm_{arch}'\n    0 bytes stack frame, {spilled} bytes spill stores, {spilled} bytes spill loads\n")
     return {**tree(NONE), "backends/cuda/x/b.cu.o.ptxas": report}
 
 
