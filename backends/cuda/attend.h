@@ -229,6 +229,8 @@ cudaError_t nbl_cuda_attend_decode(const attend_params *p, cudaStream_t stream);
 int nbl_cuda_decode_fold_supports(const attend_params *p);
 cudaError_t nbl_cuda_attend_decode_fold(const attend_params *p, cudaStream_t stream);
 
+/** Lets the kernels for short caches ask for the shared memory that they may need; once, when a device is opened. */
+cudaError_t nbl_cuda_short_open(uint32_t capability, uint32_t shared_bytes);
 /** 1 if the kernel for short caches takes the call; looks at sizes, formats and flags only, never at device memory. */
 int nbl_cuda_short_supports(const attend_params *p);
 /** Whole calls that nbl_cuda_short_supports takes: no prepare before it, no fold after. */

@@ -9,6 +9,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#define KNOWN_CHECKS 1024u /* of addresses, after which all is forgotten: the arguments of some 60 calls */
+
 nbl_status cuda_check_stream(const nbl_device *device, nbl_stream stream, nbl_error *err)
 {
     if (stream.kind != NBL_STREAM_CUDA) {
@@ -40,10 +42,34 @@ nbl_status cuda_check_stream(const nbl_device *device, nbl_stream stream, nbl_er
     return NBL_OK;
 }
 
+void cuda_known_clear(cuda_known *known)
+{
+    for (uint32_t i = 0; i < CUDA_KNOWN_SLOTS; ++i) {
+        __atomic_store_n(&known->slots[i], 0, __ATOMIC_RELAXED);
+    }
+    __atomic_store_n(&known->checks, 0, __ATOMIC_RELAXED);
+}
+
+/* Where an address is kept. */
+static uintptr_t *known_slot(cuda_known *known, const void *memory)
+{
+    const uint64_t hash = (uint64_t)(uintptr_t)memory * UINT64_C(0x9e3779b97f4a7c15);
+    return &known->slots[hash >> 32 & (CUDA_KNOWN_SLOTS - 1u)];
+}
+
+/* Whether the address is known. Now and then all is forgotten, for memory may have been freed. */
+static int is_known(cuda_known *known, const void *memory)
+{
+    if (__atomic_add_fetch(&known->checks, 1, __ATOMIC_RELAXED) >= KNOWN_CHECKS) {
+        cuda_known_clear(known);
+    }
+    return __atomic_load_n(known_slot(known, memory), __ATOMIC_RELAXED) == (uintptr_t)memory;
+}
+
 nbl_status cuda_check_memory(const nbl_device *device, const char *name, const void *memory, nbl_error *err)
 {
     struct cudaPointerAttributes attributes;
-    if (memory == NULL || device->reads_host) {
+    if (memory == NULL || device->reads_host || is_known(device->known, memory)) {
         return NBL_OK;
     }
     cudaError_t error = cudaPointerGetAttributes(&attributes, memory);
@@ -52,6 +78,9 @@ nbl_status cuda_check_memory(const nbl_device *device, const char *name, const v
     }
     if (attributes.type == cudaMemoryTypeUnregistered) {
         return cuda_fail(err, NBL_E_INVALID, "cuda: %s is host memory that the device cannot read (%p)", name, memory);
+    }
+    if (attributes.type == cudaMemoryTypeDevice) {
+        __atomic_store_n(known_slot(device->known, memory), (uintptr_t)memory, __ATOMIC_RELAXED);
     }
     return NBL_OK;
 }
@@ -65,15 +94,25 @@ nbl_status cuda_check_memories(const nbl_device *device, const cuda_named_memory
     return status;
 }
 
+/* Memory of region i. Its name is put together only where it is needed. */
+static nbl_status check_region(const nbl_device *device, const char *pool, uint32_t i, const char *field,
+                               const void *memory, nbl_error *err)
+{
+    char name[48];
+    nbl_status status = cuda_check_memory(device, pool, memory, err);
+    if (status == NBL_OK) {
+        return NBL_OK;
+    }
+    snprintf(name, sizeof name, "%s.regions[%u].%s", pool, i, field);
+    return cuda_check_memory(device, name, memory, err);
+}
+
 nbl_status cuda_check_pool(const nbl_device *device, const char *name, const nbl_pool *pool, nbl_error *err)
 {
     nbl_status status = NBL_OK;
     for (uint32_t i = 0; i < pool->region_count && status == NBL_OK; ++i) {
-        char codes[32], scales[32];
-        snprintf(codes, sizeof codes, "%s.regions[%u].codes", name, i);
-        snprintf(scales, sizeof scales, "%s.regions[%u].scales", name, i);
-        const cuda_named_memory list[] = {{codes, pool->regions[i].codes}, {scales, pool->regions[i].scales}};
-        status = cuda_check_memories(device, list, 2, err);
+        status = check_region(device, name, i, "codes", pool->regions[i].codes, err);
+        status = status == NBL_OK ? check_region(device, name, i, "scales", pool->regions[i].scales, err) : status;
     }
     return status;
 }

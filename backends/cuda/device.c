@@ -150,6 +150,10 @@ static nbl_status open_context(nbl_device *device, nbl_error *err)
     }
     status = cuda_result(err, nbl_cuda_probe(), "no code for this device in the plugin");
     if (status == NBL_OK) {
+        status = cuda_result(err, nbl_cuda_short_open(device->capability, device->shared_bytes),
+                             "cannot set up the kernels for short caches");
+    }
+    if (status == NBL_OK) {
         status = cuda_result(err, cudaHostAlloc(&memory, sizeof *device->status, cudaHostAllocMapped),
                              "no pinned host memory");
     }
@@ -188,11 +192,16 @@ static nbl_status open_device(const nbl_device_options *options, nbl_device *dev
 nbl_status cuda_device_open(const nbl_device_options *options, nbl_device **out_device, nbl_error *err)
 {
     int errno_value = errno;
-    nbl_device *device = cuda_host->alloc(sizeof *device, DEVICE_ALIGNMENT);
-    if (device == NULL) {
+    struct {
+        nbl_device device; /* first: the whole is freed by its address */
+        cuda_known known;
+    } *all = cuda_host->alloc(sizeof *all, DEVICE_ALIGNMENT);
+    if (all == NULL) {
         return cuda_fail(err, NBL_E_NO_MEMORY, "cuda: no memory for the device");
     }
-    memset(device, 0, sizeof *device);
+    memset(all, 0, sizeof *all);
+    nbl_device *device = &all->device;
+    device->known = &all->known;
     nbl_status status = open_device(options, device, err);
     if (status == NBL_OK) {
         *out_device = device;
@@ -271,6 +280,7 @@ void cuda_memory_free(nbl_device *device, void *memory)
     cuda_saved saved;
     if (cuda_enter(device, &saved, NULL) == NBL_OK) {
         (void)cudaFree(memory);
+        cuda_known_clear(device->known);
         (void)cudaGetLastError();
         (void)cuda_leave(device, &saved, NBL_OK);
     }

@@ -27,19 +27,18 @@
 #include "../tile/decode_scales.cuh"
 #include "../tile/decode_softmax.cuh"
 #include "../tile/decode_values.cuh"
+#include "../tile/finish_warp.cuh"
 #include "../tile/launch.cuh"
-#include "../tile/query_warp.cuh"
 #include "../tile/sequence_check.cuh"
 #include "../tile/stored.cuh"
-#include "merge.h"
 #include "rowsum.h"
 
 namespace
 {
 
 constexpr uint32_t CLUSTER_MAX = 8;
-constexpr uint32_t TILES_PER_PROCESSOR = 16; /* beyond that the decode kernel is faster */
-constexpr uint32_t ROWS_MAX = 8;             /* of a kv head of a sequence */
+constexpr uint32_t TILES_PER_PROCESSOR = 8; /* beyond that the decode kernel is faster */
+constexpr uint32_t ROWS_MAX = 8;            /* of a kv head of a sequence */
 constexpr uint32_t ROW_BYTES = 128;
 constexpr uint32_t TILE_WARPS = GROUPS;
 constexpr uint32_t TILE_THREADS = 32u * TILE_WARPS;
@@ -54,8 +53,10 @@ struct tile_row {
     float b;       /* 0 if the tile adds nothing */
     float sum;     /* l */
     float base;    /* B of the chunk once the tile is in; -inf if the row sees none of its tokens */
-    float rescale; /* of what came before */
+    float rescale; /* of what came before; BAD if the tile's block found a bad page */
 };
+
+constexpr float BAD = -1.0f;
 
 /* A tile in shared memory; codes come after it, but for those of K where all are 4-bit: they lie in the ring. */
 template <int D, int RPL> struct alignas(128) tile_memory : warp_memory<D, RPL> {
@@ -75,7 +76,7 @@ struct short_plan {
     uint32_t stride;     /* bytes from tile to tile */
     uint32_t at[2];      /* codes of K and V from the beginning of their tile */
     uint32_t group[2];   /* bytes of a group of K, of V */
-    uint32_t is_small;   /* the device has room for the next call beside this one */
+    uint32_t page_magic; /* n / page_tokens is the high word of n * page_magic, up to SHORT_TOKENS */
 };
 
 /* The tiles of a block. */
@@ -93,13 +94,12 @@ struct row_memory {
     float scale[ROWS_MAX];
     float offset[ROWS_MAX];
     int32_t bias[ROWS_MAX];
-    uint32_t good; /* no bad page among the block's */
 };
 static_assert(sizeof(row_memory) <= ROW_BYTES, "before the tiles");
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900 /* clusters */
 
-constexpr uint32_t AT_ONCE = 4;                /* tiles whose sums are on their way together */
+constexpr uint32_t AT_ONCE = 2;                /* tiles whose sums are on their way together */
 constexpr uint32_t CLASSES = NBL_PARTIAL_SUMS; /* lanes of a row in the softmax; a lane has tokens j mod 16 */
 constexpr uint32_t CLASS_TOKENS = CUDA_TILE_TOKENS / CLASSES;
 
@@ -118,6 +118,7 @@ struct place {
     int32_t kv_len;
     uint32_t rows;
     uint32_t start; /* first token of the warp's group */
+    int64_t center; /* row of the centres, or -1 */
 };
 
 /* Block of a tile of the sequence, and place in it. */
@@ -196,7 +197,7 @@ template <int D, int RPL>
 PTX_FN void ask_group(const attend_params &p, const short_plan &plan, const place &w, tile_memory<D, RPL> &m,
                       const cuda_region &r, uint32_t page, uint32_t lane)
 {
-    const uint32_t offset = w.start % p.pages.page_tokens;
+    const uint32_t offset = w.start - __umulhi(w.start, plan.page_magic) * p.pages.page_tokens;
     const uint64_t index = page - r.first_page;
     const uint64_t codes = (uint64_t)r.codes + index * r.code_page_stride;
     const uint64_t scales = (uint64_t)r.scales + index * r.scale_page_stride + offset;
@@ -223,23 +224,25 @@ PTX_FN query_source source_of(const attend_params &p, const place &w, uint32_t r
 {
     const bool is_there = row < w.rows;
     const uint32_t place = is_there ? row : 0u;
-    return {w.sequence, w.kv_len, (uint32_t)w.q_first + token_of(p, w, place), head_of(p, w, place), is_there};
+    return {w.sequence,           w.kv_len,  (uint32_t)w.q_first + token_of(p, w, place),
+            head_of(p, w, place), w.kv_head, is_there};
 }
 
-/* Canonical rows to every tile of the block, a warp for each. `x` is what the warp's first row holds: it was asked for
+/* Canonical rows to every tile of the block, a warp for each. `raw` is what the warp's first row holds, asked for
  * before K and V, behind which it would have to wait. */
 template <int D, int RPL>
 PTX_FN void make_queries(const attend_params &p, const place &w, row_memory &rows, const tile_array<D, RPL> &tiles,
-                         uint32_t warp, uint32_t lane, float (&x)[D / 32])
+                         uint32_t warp, uint32_t lane, query_raw<D / 32> &raw)
 {
     constexpr int E = D / 32;
 #pragma unroll 1
     for (uint32_t row = warp; row < 4u * RPL; row += TILE_WARPS << w.tiles_log2) {
         const query_source at = source_of(p, w, row);
         if (row != warp) {
-            query_warp_read(p, at, lane, x);
+            raw = query_warp_read<E>(p, at, lane);
+            query_warp_read_center(p, at, w.center, lane, raw);
         }
-        const warp_query<E> q = query_warp_make(p, at, lane, x);
+        const warp_query<E> q = query_warp_make(p, at, raw, lane);
         const bool is_there = at.is_there;
         for (uint32_t i = 0; i < 1u << w.tiles_log2; ++i) {
             query_warp_store(q, row, lane, &tiles[i].q[0][0], 16u * RPL);
@@ -354,21 +357,44 @@ PTX_FN float class_logits(const class_tokens &c, float scale, float base, float 
     return row_max(most);
 }
 
-/* Reads them from a tile of the cluster; `tile` is its place in the sequence. */
+/* Bits of the lane's tokens that the row sees; the first of them is at `position`. */
+PTX_FN uint32_t class_visible(const visible_range &range, int32_t position)
+{
+    uint32_t visible = 0;
+#pragma unroll
+    for (uint32_t n = 0; n < CLASS_TOKENS; ++n) {
+        const int32_t at = position + (int32_t)(CLASSES * n);
+        visible |= (uint32_t)(at >= range.first && at < range.end) << n;
+    }
+    return visible;
+}
+
+/* Reads them from the warp's own tile. */
 template <int D, int RPL>
-PTX_FN void read_class(const place &w, const tile_array<D, RPL> &tiles, uint32_t tile, uint32_t row, uint32_t j,
+PTX_FN void read_class(const place &w, const tile_memory<D, RPL> &m, uint32_t row, uint32_t j,
                        const visible_range &range, class_tokens &c)
+{
+    c.visible = class_visible(range, (int32_t)(w.tile * CUDA_TILE_TOKENS + j));
+#pragma unroll
+    for (uint32_t n = 0; n < CLASS_TOKENS; ++n) {
+        c.x[n] = m.logit[row][CLASSES * n + j];
+        c.grid[n] = m.v_grid[CLASSES * n + j];
+    }
+}
+
+/* The same from any tile of the cluster; `tile` is its place in the sequence. */
+template <int D, int RPL>
+PTX_FN void read_class_of(const place &w, const tile_array<D, RPL> &tiles, uint32_t tile, uint32_t row, uint32_t j,
+                          const visible_range &range, class_tokens &c)
 {
     const tile_memory<D, RPL> &m = tiles[local_of(w, tile)];
     const uint32_t x = ptx_cluster_map(ptx_shared_address(&m.logit[row][j]), block_of(w, tile));
     const uint32_t grid = ptx_cluster_map(ptx_shared_address(&m.v_grid[j]), block_of(w, tile));
-    c.visible = 0;
+    c.visible = class_visible(range, (int32_t)(tile * CUDA_TILE_TOKENS + j));
 #pragma unroll
     for (uint32_t n = 0; n < CLASS_TOKENS; ++n) {
-        const int32_t position = (int32_t)(tile * CUDA_TILE_TOKENS + CLASSES * n + j);
         c.x[n] = nbl_float_of(ptx_cluster_load_4(x + 4u * CLASSES * n));
         c.grid[n] = nbl_float_of(ptx_cluster_load_4(grid + 4u * CLASSES * n));
-        c.visible |= (uint32_t)(position >= range.first && position < range.end) << n;
     }
 }
 
@@ -385,14 +411,14 @@ PTX_FN float chunk_most(const place &w, const tile_array<D, RPL> &tiles, uint32_
     return fmaxf(fmaxf(nbl_float_of(four.x), nbl_float_of(four.y)), fmaxf(nbl_float_of(four.z), nbl_float_of(four.w)));
 }
 
-/* Base of the row before the warp's tile (NUM 5.4); -inf if no tile before it takes part. `z` is chunk_most of the
- * lane. */
+/* Base of the row before the warp's tile (NUM 5.4), where a tile before it may move it: one after the other. */
 template <int D, int RPL>
-PTX_FN float base_before(const place &w, const tile_array<D, RPL> &tiles, uint32_t row, uint32_t lane, float scale,
-                         const visible_range &range, float z)
+PTX_FN float base_by_tiles(const place &w, const tile_array<D, RPL> &tiles, uint32_t row, uint32_t lane, float scale,
+                           const visible_range &range, float z)
 {
     const uint32_t index = w.tile % CUDA_CHUNK_TILES, row_lane = lane & CLASSES;
     float base = -INFINITY;
+#pragma unroll 1
     for (uint32_t k = 0; k < index; ++k) {
         const float largest = __shfl_sync(FULL_WARP, z, row_lane | k);
         const bool is_first = base == -INFINITY;
@@ -400,11 +426,28 @@ PTX_FN float base_before(const place &w, const tile_array<D, RPL> &tiles, uint32
         if (__any_sync(FULL_WARP, may_move)) {
             class_tokens c;
             float t[CLASS_TOKENS];
-            read_class(w, tiles, w.tile - index + k, row, lane % CLASSES, range, c);
+            read_class_of(w, tiles, w.tile - index + k, row, lane % CLASSES, range, c);
             const bool moves = class_logits(c, scale, base, t) > NBL_GRID + NBL_REBASE;
             base = may_move && moves ? fmaxf(base, base_from(largest)) : base;
         }
         base = is_first && largest > -INFINITY ? base_from(largest) : base;
+    }
+    return base;
+}
+
+/* The same whether or not; -inf if no tile before it takes part. `z` is chunk_most of the lane. */
+template <int D, int RPL>
+PTX_FN float base_before(const place &w, const tile_array<D, RPL> &tiles, uint32_t row, uint32_t lane, float scale,
+                         const visible_range &range, float z)
+{
+    const uint32_t row_lane = lane & CLASSES;
+    const bool is_before = lane % CLASSES < w.tile % CUDA_CHUNK_TILES;
+    const uint32_t takes_part = __ballot_sync(FULL_WARP, is_before && z > -INFINITY) >> row_lane & 0xffffu;
+    const uint32_t first = takes_part != 0 ? (uint32_t)__ffs((int)takes_part) - 1u : 0u;
+    const float largest = __shfl_sync(FULL_WARP, z, row_lane | first);
+    const float base = takes_part != 0 ? base_from(largest) : -INFINITY;
+    if (__any_sync(FULL_WARP, is_before && z >= base + NBL_REBASE && base > -INFINITY)) {
+        return base_by_tiles(w, tiles, row, lane, scale, range, z);
     }
     return base;
 }
@@ -430,7 +473,7 @@ PTX_FN float class_weights(const class_tokens &c, const float (&t)[CLASS_TOKENS]
 /* Softmax of the warp's rows in its tile. With four rows a tile both halves of the warp do the same one. */
 template <int D, int RPL>
 PTX_FN void softmax(const attend_params &p, const place &w, const row_memory &rows, const tile_array<D, RPL> &tiles,
-                    uint32_t lane)
+                    bool good, uint32_t lane)
 {
     const uint32_t j = lane % CLASSES;
     const uint32_t row = RPL == 1 ? w.group : RPL * w.group + lane / CLASSES;
@@ -440,9 +483,10 @@ PTX_FN void softmax(const attend_params &p, const place &w, const row_memory &ro
     const float largest = __shfl_sync(FULL_WARP, z, (lane & CLASSES) | w.tile % CUDA_CHUNK_TILES);
     const float before = base_before(w, tiles, row, lane, scale, range, z);
     float base = before > -INFINITY || largest == -INFINITY ? before : base_from(largest);
+    tile_memory<D, RPL> &m = tiles[w.local];
     class_tokens c;
     float t[CLASS_TOKENS];
-    read_class(w, tiles, w.tile, row, j, range, c);
+    read_class(w, m, row, j, range, c);
     float most = class_logits(c, scale, base, t);
     if (__any_sync(FULL_WARP, most > NBL_GRID + NBL_REBASE)) {
         const bool moves = most > NBL_GRID + NBL_REBASE;
@@ -454,7 +498,6 @@ PTX_FN void softmax(const attend_params &p, const place &w, const row_memory &ro
         }
         most = moves ? fminf(most, NBL_GRID + NBL_REBASE) : most;
     }
-    tile_memory<D, RPL> &m = tiles[w.local];
     const bool writes = RPL == 2 || lane < CLASSES;
     const float sum = class_weights(c, t, most, writes, &m.weight[row][j]);
     if (writes && j == 0) {
@@ -464,16 +507,11 @@ PTX_FN void softmax(const attend_params &p, const place &w, const row_memory &ro
         out.sum = sum;
         out.base = takes_part ? base : -INFINITY;
         out.rescale = takes_part && before > -INFINITY ? nbl_pow2f(before - base) : 1.0f;
+        out.rescale = good ? out.rescale : BAD;
     }
 }
 
 /* ---------------------------------------------------------------------------------------------- combining */
-
-/* A warp's row: elements E * lane.. of O. */
-template <int E> struct row_total {
-    nbl_state_head head;
-    float o[E];
-};
 
 /* Sums of the lane's elements of a row in one tile. */
 template <int D, int RPL, int E>
@@ -494,16 +532,21 @@ PTX_FN void read_sums(const place &w, const tile_array<D, RPL> &tiles, uint32_t 
     }
 }
 
-/* Tiles from the first-th on, AT_ONCE of them, in order (NUM 5.4). `mine` is the row in tile `lane`. */
+/* Of AT_ONCE tiles, from the first-th on; those that are not there repeat the last one. */
 template <int D, int RPL, int E>
-PTX_FN void combine_tiles(const place &w, const tile_array<D, RPL> &tiles, uint32_t first, uint32_t row, uint32_t lane,
-                          const float4 &mine, row_total<E> &chunk)
+PTX_FN void read_tiles(const place &w, const tile_array<D, RPL> &tiles, uint32_t first, uint32_t row, uint32_t lane,
+                       int32_t (&a)[AT_ONCE][E])
 {
-    int32_t a[AT_ONCE][E];
 #pragma unroll
     for (uint32_t k = 0; k < AT_ONCE; ++k) {
         read_sums<D, RPL, E>(w, tiles, min(first + k, (w.blocks << w.tiles_log2) - 1u), row, lane, a[k]);
     }
+}
+
+/* Adds those tiles in order (NUM 5.4). `mine` is the row in tile `lane`. */
+template <int E>
+PTX_FN void combine_tiles(uint32_t first, const float4 &mine, const int32_t (&a)[AT_ONCE][E], row_total<E> &chunk)
+{
 #pragma unroll
     for (uint32_t k = 0; k < AT_ONCE; ++k) {
         const uint32_t from = (first + k) % 32u;
@@ -520,83 +563,77 @@ PTX_FN void combine_tiles(const place &w, const tile_array<D, RPL> &tiles, uint3
     }
 }
 
-/* Chunks of a row in order (NUM 5.6). */
+/* The row in tile `lane` of the cluster. */
+template <int D, int RPL>
+PTX_FN float4 read_row(const place &w, const tile_array<D, RPL> &tiles, uint32_t row, uint32_t lane)
+{
+    if (lane >= (w.blocks << w.tiles_log2)) {
+        return make_float4(0.0f, 0.0f, -INFINITY, 1.0f);
+    }
+    const uint4 four =
+        ptx_cluster_load_16(ptx_cluster_map(ptx_shared_address(&tiles[local_of(w, lane)].row[row]), block_of(w, lane)));
+    return make_float4(nbl_float_of(four.x), nbl_float_of(four.y), nbl_float_of(four.z), nbl_float_of(four.w));
+}
+
+/* Chunks of a row in order (NUM 5.6); false if the row is not to be written. Sums are asked for AT_ONCE tiles ahead. */
 template <int D, int RPL, int E>
-PTX_FN void combine_chunks(const place &w, const tile_array<D, RPL> &tiles, uint32_t row, uint32_t lane,
+PTX_FN bool combine_chunks(const place &w, const tile_array<D, RPL> &tiles, uint32_t row, uint32_t lane,
                            row_total<E> &total)
 {
-    float4 mine = make_float4(0.0f, 0.0f, -INFINITY, 1.0f);
-    if (lane < (w.blocks << w.tiles_log2)) {
-        const uint4 four = ptx_cluster_load_16(
-            ptx_cluster_map(ptx_shared_address(&tiles[local_of(w, lane)].row[row]), block_of(w, lane)));
-        mine = make_float4(nbl_float_of(four.x), nbl_float_of(four.y), nbl_float_of(four.z), nbl_float_of(four.w));
-    }
     const uint32_t end = ((uint32_t)w.kv_len + CUDA_TILE_TOKENS - 1u) / CUDA_TILE_TOKENS;
+    const row_total<E> empty = {nbl_state_empty(total.head.offset), {}};
+    row_total<E> chunk = empty;
+    int32_t next[AT_ONCE][E];
+    const float4 mine = read_row(w, tiles, row, lane);
+    read_tiles<D, RPL, E>(w, tiles, 0, row, lane, next);
 #pragma unroll 1
-    for (uint32_t first = 0; first < end; first += CUDA_CHUNK_TILES) {
-        row_total<E> chunk = {nbl_state_empty(total.head.offset), {}};
-        const uint32_t last = min(first + CUDA_CHUNK_TILES, end);
-#pragma unroll 1
-        for (uint32_t tile = first; tile < last; tile += AT_ONCE) {
-            combine_tiles<D, RPL, E>(w, tiles, tile, row, lane, mine, chunk);
-        }
-        nbl_state_merge(&total.head, total.o, &chunk.head, chunk.o, E);
-    }
-}
-
-/* O and LSE of a row (NUM 5.7). */
-template <int E>
-PTX_FN void finish(const attend_params &p, uint32_t token, uint32_t head, uint32_t lane, row_total<E> &total)
-{
-    if (p.sinks != NULL) {
-        nbl_state_add_sink(&total.head, total.o, E, p.sinks[head]);
-    }
-    if (p.lse.data != NULL && lane == 0) {
-        uint8_t *to = p.lse.data + (int64_t)token * p.lse.stride[0] + (int64_t)head * p.lse.stride[1];
-        *(float *)(void *)to = nbl_state_lse(&total.head, (p.flags & NBL_ATTEND_LSE_BASE2) != 0);
-    }
-    if (p.o.data == NULL) {
-        return;
-    }
-    nbl_state_output(&total.head, total.o, E, 0);
-    if (p.v_hadamard != 0) {
-        warp_hadamard(total.o, lane, p.v_hadamard);
-        const float inverse = nbl_pow2(-nbl_log2_of(p.v_hadamard));
+    for (uint32_t tile = 0; tile < end; tile += AT_ONCE) {
+        int32_t a[AT_ONCE][E];
 #pragma unroll
-        for (int i = 0; i < E; ++i) { /* zeros of a row without weight stay +0 */
-            total.o[i] = total.head.sum < 0x1p-126f ? 0.0f : total.o[i] * inverse;
+        for (uint32_t i = 0; i < AT_ONCE * E; ++i) {
+            a[i / E][i % E] = next[i / E][i % E];
+        }
+        if (tile + AT_ONCE < end) {
+            read_tiles<D, RPL, E>(w, tiles, tile + AT_ONCE, row, lane, next);
+        }
+        combine_tiles<E>(tile, mine, a, chunk);
+        if ((tile + AT_ONCE) % CUDA_CHUNK_TILES == 0 || tile + AT_ONCE >= end) {
+            nbl_state_merge(&total.head, total.o, &chunk.head, chunk.o, E);
+            chunk = empty;
         }
     }
-    uint8_t *to = p.o.data + (int64_t)token * p.o.stride[0] + (int64_t)head * p.o.stride[1];
-#pragma unroll
-    for (uint32_t i = 0; i < E; ++i) {
-        cuda_element_write(to + (int64_t)(E * lane + i) * p.o.stride[2], p.o.dtype, total.o[i]);
-    }
+    return __all_sync(FULL_WARP, mine.w >= 0.0f);
 }
 
-/* Rows go round the blocks, then their warps. Every warp arrives once at the cluster's barrier: as soon as it needs the
- * memory of other blocks no more. */
+/* O of the rows, then their LSE, each by a warp: they go round the blocks, then their warps. Every warp arrives once at
+ * the cluster's barrier: as soon as it needs the memory of other blocks no more. */
 template <int D, int RPL>
 PTX_FN void combine(const attend_params &p, const place &w, const row_memory &rows, const tile_array<D, RPL> &tiles,
                     uint32_t warp, uint32_t lane)
 {
     constexpr int E = D / 32;
     const uint32_t step = w.blocks * TILE_WARPS << w.tiles_log2;
-    uint32_t row = w.rank + w.blocks * warp;
-    const bool good = row < w.rows && __all_sync(FULL_WARP, ptx_cluster_load_4(ptx_cluster_map(
-                                                                ptx_shared_address(&rows.good), lane % w.blocks)) != 0);
-    if (!good) {
+    const uint32_t o_end = p.o.data != NULL ? w.rows : 0u, end = o_end + (p.lse.data != NULL ? w.rows : 0u);
+    uint32_t item = w.rank + w.blocks * warp;
+    if (item >= end) {
         ptx_cluster_arrive();
         return;
     }
 #pragma unroll 1
-    for (; row < w.rows; row += step) {
+    for (; item < end; item += step) {
+        const uint32_t row = item < o_end ? item : item - o_end;
         row_total<E> total = {nbl_state_empty(rows.offset[row]), {}};
-        combine_chunks<D, RPL, E>(w, tiles, row, lane, total);
-        if (row + step >= w.rows) {
+        const bool good = combine_chunks<D, RPL, E>(w, tiles, row, lane, total);
+        if (item + step >= end) {
             ptx_cluster_arrive();
         }
-        finish<E>(p, (uint32_t)w.q_first + token_of(p, w, row), head_of(p, w, row), lane, total);
+        const uint32_t token = (uint32_t)w.q_first + token_of(p, w, row), head = head_of(p, w, row);
+        finish_sink_of_warp(p, head, total);
+        if (good && item < o_end) {
+            finish_o_of_warp(p, token, head, lane, total);
+        } else if (good) {
+            finish_lse_of_warp(p, token, head, lane, total);
+        }
     }
 }
 
@@ -617,6 +654,19 @@ PTX_FN place place_of_warp(const short_plan &plan)
     w.tile = (w.rank << w.tiles_log2) + w.local;
     w.start = w.tile * CUDA_TILE_TOKENS + w.group * GROUP;
     return w;
+}
+
+/* Index of the page's region; false if it is in none. */
+PTX_FN bool find_region(const cuda_pages &pages, int32_t page, uint32_t &which)
+{
+    bool found = false;
+#pragma unroll 1
+    for (uint32_t i = 0; i < pages.region_count; ++i) {
+        const bool is_here = (uint32_t)page - pages.regions[i].first_page < pages.regions[i].page_count;
+        which = is_here ? i : which;
+        found = found || is_here;
+    }
+    return found;
 }
 
 /* Reads the sequence's lengths; false if they are bad, which all threads of the cluster find alike. */
@@ -649,31 +699,28 @@ __global__ void __launch_bounds__(most<D, RPL>::tiles *TILE_THREADS, RPL == 1 &&
     for (uint32_t i = threadIdx.x % TILE_THREADS; i < sizeof m.sums / 4u; i += TILE_THREADS) {
         (&m.sums[0][0])[i] = 0;
     }
-    if (plan.is_small) {
-        ptx_grid_release(); /* else the next call's blocks would go where there is room, not where work is least */
-    }
-    ptx_grid_wait();
-    const uint32_t entry = w.start / p.pages.page_tokens;
+    ptx_grid_wait(); /* no release: blocks of the next call that came early would slow this one down */
+    const uint32_t entry = __umulhi(w.start, plan.page_magic);
     const int32_t page = entry < p.page_table_stride ? p.page_table[(uint64_t)w.sequence * p.page_table_stride + entry]
                                                      : -1; /* asked for before it is known whether there is one */
+    w.center = p.centering ? center_row(&p.centers, w.sequence) : -1;
     if (!read_sequence(p, w)) {
         return;
     }
     const bool has_tokens = w.start < (uint32_t)w.kv_len;
-    const bool has_page = !has_tokens || check_page(p, w.sequence, entry, page);
+    uint32_t which = 0;
+    const bool has_page = !has_tokens || find_region(p.pages, page, which) || check_page(p, w.sequence, entry, page);
     const bool works = has_tokens && has_page && w.rows > 0;
-    const cuda_region &region = p.pages.regions[works ? region_of(p.pages, (uint32_t)page) : 0u];
-    float x[D / 32];
-    query_warp_read(p, source_of(p, w, warp), lane, x);
+    const cuda_region &region = p.pages.regions[which];
+    const query_source source = source_of(p, w, warp);
+    query_raw<D / 32> raw = query_warp_read<D / 32>(p, source, lane);
+    query_warp_read_center(p, source, w.center, lane, raw);
     if (works) {
         ask_group<D, RPL>(p, plan, w, m, region, (uint32_t)page, lane);
     }
-    make_queries<D, RPL>(p, w, rows, tiles, warp, lane, x);
-    const bool good = check_center(p, w.sequence) && check_heads(p) && has_page;
-    const bool all_good = __syncthreads_and(good) != 0;
-    if (threadIdx.x == 0) {
-        rows.good = all_good;
-    }
+    make_queries<D, RPL>(p, w, rows, tiles, warp, lane, raw);
+    const bool has_center = !p.centering || w.center >= 0 || check_center(p, w.sequence);
+    const bool good = __syncthreads_and(check_heads(p) && has_center && has_page) != 0;
     if (works) {
         ptx_cp_async_wait<1>();
         __syncwarp();
@@ -683,7 +730,7 @@ __global__ void __launch_bounds__(most<D, RPL>::tiles *TILE_THREADS, RPL == 1 &&
     }
     ptx_cluster_arrive();
     ptx_cluster_wait();
-    softmax<D, RPL>(p, w, rows, tiles, lane);
+    softmax<D, RPL>(p, w, rows, tiles, good, lane);
     __syncthreads();
     if (works) {
         ptx_cp_async_wait<0>();
@@ -724,7 +771,7 @@ template <int D, int RPL> short_plan plan_of(const attend_params *p)
     while (tiles_of(p) > plan.blocks << plan.tiles_log2) {
         plan.blocks *= 2u;
     }
-    plan.is_small = (uint64_t)p->batch * p->kv_heads * (plan.blocks << plan.tiles_log2) <= p->processors;
+    plan.page_magic = (uint32_t)(((UINT64_C(1) << 32) + p->pages.page_tokens - 1u) / p->pages.page_tokens);
     plan.stride = sizeof(tile_memory<D, RPL>);
     for (uint32_t kind = 0; kind < 2u; ++kind) {
         const uint32_t wide = has_int8(p, kind), bytes = GROUP * D / 2u * (wide + 1u);
@@ -758,15 +805,30 @@ template <int D, int RPL> int fits(const attend_params *p)
 template <int D, int RPL> cudaError_t launch(const attend_params *p, cudaStream_t stream)
 {
     const short_plan plan = plan_of<D, RPL>(p);
-    const uint32_t bytes = bytes_of<D, RPL>(plan);
-    cudaError_t error =
-        cudaFuncSetAttribute(short_kernel<D, RPL>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    return error != cudaSuccess ? error
-                                : launch_clusters(short_kernel<D, RPL>, dim3(plan.blocks, p->kv_heads, p->batch),
-                                                  TILE_THREADS << plan.tiles_log2, bytes, plan.blocks, stream, p, plan);
+    return launch_clusters(short_kernel<D, RPL>, dim3(plan.blocks, p->kv_heads, p->batch),
+                           TILE_THREADS << plan.tiles_log2, bytes_of<D, RPL>(plan), plan.blocks, stream, p, plan);
+}
+
+/* Done once: it takes the host 0.4 us. */
+template <int D, int RPL> cudaError_t allow_shared(uint32_t most)
+{
+    const uint32_t bytes = bytes_most<D, RPL>();
+    return cudaFuncSetAttribute(short_kernel<D, RPL>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                (int)(bytes < most ? bytes : most));
 }
 
 } // namespace
+
+extern "C" cudaError_t nbl_cuda_short_open(uint32_t capability, uint32_t shared_bytes)
+{
+    cudaError_t (*const all[])(uint32_t) = {allow_shared<64, 1>,  allow_shared<64, 2>,  allow_shared<128, 1>,
+                                            allow_shared<128, 2>, allow_shared<256, 1>, allow_shared<256, 2>};
+    cudaError_t error = cudaSuccess;
+    for (uint32_t i = 0; capability >= 90u && i < sizeof all / sizeof all[0] && error == cudaSuccess; ++i) {
+        error = all[i](shared_bytes);
+    }
+    return error;
+}
 
 extern "C" int nbl_cuda_short_supports(const attend_params *p)
 {

@@ -192,12 +192,12 @@ static __global__ void __launch_bounds__(THREADS, IS_FP4 ? 1 : BLOCKS_PER_PROCES
 /* A row of E * 32 elements of the integer core by a warp: sooner done than by a team, where there are few. */
 template <int E> static __device__ void prepare_row_of_warp(const attend_params &p, uint32_t row, uint32_t lane)
 {
-    query_source at = {0, 0, row / p.q_heads, row % p.q_heads, true};
-    float x[E];
-    query_warp_read(p, at, lane, x); /* on its way while the sequence is looked for */
+    query_source at = {0, 0, row / p.q_heads, row % p.q_heads, row % p.q_heads / p.group_rows, true};
+    query_raw<E> raw = query_warp_read<E>(p, at, lane); /* on its way while the sequence is looked for */
     at.sequence = find_sequence(p, at.token);
     at.kv_len = p.kv_len[at.sequence];
-    const warp_query<E> q = query_warp_make(p, at, lane, x);
+    query_warp_read_center(p, at, p.centering ? center_row(&p.centers, at.sequence) : -1, lane, raw);
+    const warp_query<E> q = query_warp_make(p, at, raw, lane);
     uint8_t *to = (uint8_t *)p.codes + (uint64_t)row * p.k_dim_padded + E * lane;
     if (E == 8) {
         *(uint2 *)(void *)to = make_uint2(q.words[0], q.words[(E - 1) / 4]);

@@ -16,6 +16,7 @@ struct query_source {
     int32_t kv_len;
     uint32_t token;
     uint32_t head;
+    uint32_t kv_head;
     bool is_there;
 };
 
@@ -55,14 +56,102 @@ template <int E> PTX_FN void warp_hadamard(float (&x)[E], uint32_t lane, uint32_
     }
 }
 
-/** The lane's elements as they are; zeros if there is no row. */
-template <int E>
-PTX_FN void query_warp_read(const attend_params &p, const query_source &at, uint32_t lane, float (&x)[E])
+/** A row as it was read: nothing here waits for anything else, so that all of it is on its way at once. */
+template <int E> struct query_raw {
+    static constexpr int words = (E + 3) / 4;
+    uint32_t bits[E];       /**< the lane's elements: a word each (f32), or two to a word */
+    uint32_t shifts[words]; /**< of channels (NUM 4.5), a byte each; 0 without */
+    uint32_t center[words]; /**< codes of the centre (NUM 4.2); 0 without */
+    uint8_t exponent;       /**< of the centre */
+};
+
+/** The lane's E bytes of a row of bytes. */
+template <int E> PTX_FN void read_lane_bytes(const void *row, uint32_t lane, uint32_t (&words)[(E + 3) / 4])
 {
-    const uint8_t *row = p.q.data + (int64_t)at.token * p.q.stride[0] + (int64_t)at.head * p.q.stride[1];
+    const uint8_t *at = (const uint8_t *)row + E * lane;
+    if ((uint64_t)row % E != 0) {
+        uint64_t bytes = 0;
+#pragma unroll 1
+        for (uint32_t i = 0; i < E; ++i) { /* a loop: else its waiting would be merged into the usual path */
+            bytes |= (uint64_t)at[i] << (8u * i);
+        }
+        words[0] = (uint32_t)bytes, words[(E - 1) / 4] = (uint32_t)(bytes >> (E == 8 ? 32 : 0));
+    } else if (E == 8) {
+        const uint2 two = *(const uint2 *)(const void *)at;
+        words[0] = two.x, words[(E - 1) / 4] = two.y;
+    } else {
+        words[0] = E == 4 ? *(const uint32_t *)(const void *)at : *(const uint16_t *)(const void *)at;
+    }
+}
+
+/** The lane's elements as they are stored, 16 bits each: E / 2 words. */
+template <int E> PTX_FN void read_lane_halves(const uint8_t *row, int64_t stride, uint32_t lane, uint32_t (&bits)[E])
+{
+    if (stride == 2 && (uint64_t)row % (2u * E) == 0) {
+        const uint32_t *at = (const uint32_t *)(const void *)row + E / 2u * lane;
+        if (E == 8) {
+            const uint4 four = *(const uint4 *)(const void *)at;
+            bits[0] = four.x, bits[1] = four.y, bits[2 % E] = four.z, bits[3 % E] = four.w;
+        } else if (E == 4) {
+            const uint2 two = *(const uint2 *)(const void *)at;
+            bits[0] = two.x, bits[1] = two.y;
+        } else {
+            bits[0] = *at;
+        }
+        return;
+    }
 #pragma unroll
     for (uint32_t i = 0; i < E; ++i) {
-        x[i] = at.is_there ? cuda_element_read(row + (int64_t)(E * lane + i) * p.q.stride[2], p.q.dtype) : 0.0f;
+        const uint32_t half = *(const uint16_t *)(const void *)(row + (int64_t)(E * lane + i) * stride);
+        bits[i / 2u] |= half << (16u * (i % 2u));
+    }
+}
+
+/** Asks for the elements of a row; zeros if there is no row. Of `at` only token and head are read. */
+template <int E> PTX_FN query_raw<E> query_warp_read(const attend_params &p, const query_source &at, uint32_t lane)
+{
+    query_raw<E> raw = {};
+    const uint8_t *row = p.q.data + (int64_t)at.token * p.q.stride[0] + (int64_t)at.head * p.q.stride[1];
+    if (at.is_there && p.q.dtype != NBL_F32) {
+        read_lane_halves<E>(row, p.q.stride[2], lane, raw.bits);
+    } else if (at.is_there) {
+#pragma unroll
+        for (uint32_t i = 0; i < E; ++i) {
+            raw.bits[i] = *(const uint32_t *)(const void *)(row + (int64_t)(E * lane + i) * p.q.stride[2]);
+        }
+    }
+    return raw;
+}
+
+/** Asks for row `center` of the centres, unless that is negative. */
+template <int E>
+PTX_FN void query_warp_read_center(const attend_params &p, const query_source &at, int64_t center, uint32_t lane,
+                                   query_raw<E> &raw)
+{
+    const uint64_t index = (uint64_t)center * p.kv_heads + at.kv_head;
+    if (center >= 0 && p.centers.shifts != NULL) {
+        read_lane_bytes<E>(p.centers.shifts + index * p.k_dim, lane, raw.shifts);
+    }
+    if (center >= 0 && p.centers.codes != NULL) {
+        read_lane_bytes<E>(p.centers.codes + index * p.k_dim, lane, raw.center);
+        raw.exponent = p.centers.exponents[index];
+    }
+}
+
+/** The lane's elements in binary32. */
+template <int E> PTX_FN void query_warp_take(const query_raw<E> &raw, uint32_t dtype, float (&x)[E])
+{
+    if (dtype == NBL_F32) {
+#pragma unroll
+        for (uint32_t i = 0; i < E; ++i) {
+            x[i] = nbl_float_of(raw.bits[i]);
+        }
+        return;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < E; i += 2u) {
+        x[i] = ptx_half_low(raw.bits[i / 2u], dtype == NBL_F16);
+        x[i + 1u] = ptx_half_high(raw.bits[i / 2u], dtype == NBL_F16);
     }
 }
 
@@ -78,7 +167,7 @@ template <int E> PTX_FN uint32_t largest_bits(const float (&x)[E])
 
 /** NUM 3.1, 4.5, 4.1. */
 template <int E>
-PTX_FN void query_warp_transform(const attend_params &p, const uint8_t *shifts, uint32_t lane, float (&x)[E])
+PTX_FN void query_warp_transform(const attend_params &p, const query_raw<E> &raw, uint32_t lane, float (&x)[E])
 {
     if (largest_bits(x) > nbl_bits_of(NBL_INPUT_MAX)) {
 #pragma unroll
@@ -87,11 +176,10 @@ PTX_FN void query_warp_transform(const attend_params &p, const uint8_t *shifts, 
             x[i] = nbl_sanitize(x[i], &ignored);
         }
     }
-    if (shifts != NULL) {
 #pragma unroll
-        for (uint32_t i = 0; i < E; ++i) {
-            x[i] *= nbl_pow2(-(int32_t)(shifts[E * lane + i] & NBL_SHIFT_MAX));
-        }
+    for (uint32_t i = 0; i < E; ++i) {
+        const uint32_t shift = raw.shifts[i / 4u] >> (8u * (i % 4u)) & NBL_SHIFT_MAX;
+        x[i] *= nbl_float_of((127u - shift) << 23); /* 2^-shift */
     }
     warp_hadamard(x, lane, p.k_hadamard);
 }
@@ -128,31 +216,31 @@ template <int E> PTX_FN int32_t query_warp_q4(float (&x)[E])
     return least - 1;
 }
 
-/** Quantizes the elements of query_warp_read. All lanes call it. */
+/** Quantizes what query_warp_read has read. All lanes call it. */
 template <int E>
-PTX_FN warp_query<E> query_warp_make(const attend_params &p, const query_source &at, uint32_t lane, float (&x)[E])
+PTX_FN warp_query<E> query_warp_make(const attend_params &p, const query_source &at, const query_raw<E> &raw,
+                                     uint32_t lane)
 {
-    block16_centering centering = {NULL, NULL, NULL};
-    if (p.centering) {
-        centering =
-            block16_centering_of(&p.centers, at.sequence, p.kv_heads, at.head / p.group_rows, p.k_dim, p.status);
-    }
-    query_warp_transform(p, centering.shifts, lane, x);
+    float x[E];
+    query_warp_take(raw, p.q.dtype, x);
+    query_warp_transform(p, raw, lane, x);
     const int32_t exponent = p.q_format == NBL_Q4 ? query_warp_q4(x) : query_warp_q8(x);
     warp_query<E> out = {};
+#pragma unroll
+    for (uint32_t i = 0; i < E; ++i) { /* RNE, the code in the low byte */
+        out.words[i / 4u] |= (nbl_bits_of(x[i] + NBL_MAGIC) & 0xffu) << (8u * (i % 4u));
+    }
     int32_t sum = 0, dot = 0;
 #pragma unroll
-    for (uint32_t i = 0; i < E; ++i) {
-        const int32_t code = (int8_t)nbl_bits_of(x[i] + NBL_MAGIC); /* RNE, the code in the low byte */
-        out.words[i / 4u] |= ((uint32_t)code & 0xffu) << (8u * (i % 4u));
-        sum += code;
-        dot += centering.codes != NULL ? code * centering.codes[E * lane + i] : 0;
+    for (int i = 0; i < query_raw<E>::words; ++i) {
+        sum = ptx_dp4a_ss((int32_t)out.words[i], 0x01010101, sum);
+        dot = ptx_dp4a_ss((int32_t)out.words[i], (int32_t)raw.center[i], dot);
     }
     out.bias = -128 * __reduce_add_sync(FULL_WARP, sum);
     out.scale = p.c * nbl_pow2(exponent - nbl_log2_of(p.k_hadamard));
-    if (centering.codes != NULL && at.kv_len > 0) { /* NUM 5.7 */
+    if (p.centers.codes != NULL && at.kv_len > 0) { /* NUM 5.7 */
         dot = __reduce_add_sync(FULL_WARP, dot);
-        out.offset = (float)dot * nbl_pow2(nbl_e8m0_decode_slot(*centering.exponent)) * out.scale;
+        out.offset = (float)dot * nbl_pow2(nbl_e8m0_decode_slot(raw.exponent)) * out.scale;
     }
     return out;
 }

@@ -87,6 +87,9 @@ template <uint32_t THREADS> CUDA_DEVICE bool check_pages(const attend_params &p,
 CUDA_DEVICE bool check_heads(const attend_params &p)
 {
     bool good = true;
+    if (p.sinks == NULL && p.alibi_slopes == NULL) {
+        return good;
+    }
     for (uint32_t h = threadIdx.x; h < p.q_heads; h += blockDim.x) {
         if (p.sinks != NULL && !(fabsf(p.sinks[h]) <= NBL_LOGIT_MAX) && p.sinks[h] != -INFINITY) {
             cuda_fault_report(p.status, CUDA_FAULT_SINK, h, 0, nbl_bits_of(p.sinks[h]), 0);
