@@ -75,9 +75,16 @@ typedef struct sim_row_tile {
     const float *weight; /**< 2^-ev */
     uint64_t visible[2]; /**< bit t: token t takes part; not both 0 */
     uint32_t groups;
-    uint32_t whole_a; /**< 1: a holds integers, as it does without ALiBi; sums with B and GRID are exact then */
-    float scale;      /**< cq_row, or fl(soft_cap * LOG2E) */
+    float scale; /**< cq_row, or fl(soft_cap * LOG2E) */
 } sim_row_tile;
+
+/** What a row carries from tile to tile of a chunk (NUM 5.4). */
+typedef struct sim_row_state {
+    float scale;  /**< cq_row; cs_row with soft cap (NUM 5.1) */
+    float base;   /**< B */
+    float sum;    /**< L */
+    int has_base; /**< 0: the chunk has no base yet */
+} sim_row_state;
 
 /** 2^(g - 1) on [1, 2) to a relative 2^-18.5; P and q need 2^-16 (NUM 5.5). */
 #define SIM_GRID_C0 0x1.05118ep-1f
@@ -129,6 +136,11 @@ typedef struct sim_isa {
     void (*dot_qk)(const sim_tile *tile, const sim_rows *q, float *x);
     /** P bytes and the row's sums of one tile (NUM 5.4). first: the chunk has no base yet. */
     sim_softmax (*softmax)(const sim_row_tile *row, float base, int first, uint8_t *p);
+    /** The same for rows side by side, x[row][128], that have a base, see all 128 tokens and whose a is ev: does as many
+     * of them, from the first, as neither move their base nor leave the tile out, and returns how many. p[row][128],
+     * b[row]; L is added to. NULL: there is no such loop. */
+    uint32_t (*softmax_rows)(const sim_tile *tile, const float *x, sim_row_state *const *rows, uint32_t count,
+                             uint8_t *p, float *b);
     /** o[r][d] = fma(float(sum_t p[r*128 + t] * v[t][d]), b[r], o[r][d]) (NUM 5.4). */
     void (*dot_pv)(const sim_tile *tile, const uint8_t *p, float *const *o, const float *b, uint32_t rows);
 

@@ -173,6 +173,7 @@ const sim_isa sim_isa_amx = {
     .decode_v = sim_avx512_decode_v,
     .dot_qk = dot_qk,
     .softmax = sim_avx512_softmax,
+    .softmax_rows = sim_avx512_softmax_rows,
     .dot_pv = dot_pv,
     .coded_rows = CODED_ROWS,
     .coded_formats = CODED_FORMATS,

@@ -340,6 +340,7 @@ const sim_isa sim_isa_avx2 = {
     .decode_v = decode_v,
     .dot_qk = dot_qk,
     .softmax = sim_avx2_softmax,
+    .softmax_rows = sim_avx2_softmax_rows,
     .dot_pv = dot_pv,
     .coded_rows = 8,
     .coded_formats = 1u << NBL_MXFP4 | 1u << NBL_MXFP4_16 | 1u << NBL_INT4P,

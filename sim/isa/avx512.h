@@ -22,6 +22,8 @@
 void sim_avx512_coded_qk(const sim_coded *k, const sim_rows *q, float *x);
 void sim_avx512_coded_pv(const sim_coded *v, const uint8_t *p, float *const *o, const float *b, uint32_t rows);
 sim_softmax sim_avx512_softmax(const sim_row_tile *row, float base, int first, uint8_t *p);
+uint32_t sim_avx512_softmax_rows(const sim_tile *tile, const float *x, sim_row_state *const *rows, uint32_t count,
+                                 uint8_t *p, float *b);
 
 /* Entries of the table that AMX's has too, or uses for rows that do not fill its tiles. */
 void sim_avx512_decode_k(const sim_group *group, uint8_t *codes, float *unit);
