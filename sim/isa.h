@@ -23,7 +23,7 @@
 #define SIM_TILE 128u
 #define SIM_GROUP 32u
 #define SIM_GROUPS (SIM_TILE / SIM_GROUP)
-#define SIM_ROWS_MAX 64u /**< query rows of a work item */
+#define SIM_ROWS_MAX 128u /**< query rows of a work item */
 #define SIM_CACHE_LINE 64u
 #define SIM_BLOCK 16u /**< elements of an offset of sim_rows */
 
@@ -53,6 +53,7 @@ typedef struct sim_rows {
     uint32_t dim;           /**< padded */
     const int32_t *words;   /**< [dim / 4][count] */
     const int32_t *offsets; /**< [dim / 16][count]: -8 * the sum of 16 codes */
+    const int32_t *bias;    /**< [count]: -128 * the sum of a row's codes */
     const int8_t *codes;    /**< [count][dim]: the same codes, row by row */
 } sim_rows;
 
@@ -128,6 +129,9 @@ extern const sim_row_loops sim_row_loops_avx512;
 typedef struct sim_isa {
     const char *name;
     const sim_row_loops *row;
+    /** Before a thread's first call of the loops of attend below, and after its last one; NULL: nothing to do. */
+    void (*enter)(void);
+    void (*leave)(void);
     /** Decodes K of a group: codes [Dk/4][32][4], unit[32] = 2^ek. */
     void (*decode_k)(const sim_group *group, uint8_t *codes, float *unit);
     /** Decodes V of a group: codes [8][Dv][4], exponent[32] = ev, weight[32] = 2^-ev. */
@@ -136,9 +140,9 @@ typedef struct sim_isa {
     void (*dot_qk)(const sim_tile *tile, const sim_rows *q, float *x);
     /** P bytes and the row's sums of one tile (NUM 5.4). first: the chunk has no base yet. */
     sim_softmax (*softmax)(const sim_row_tile *row, float base, int first, uint8_t *p);
-    /** The same for rows side by side, x[row][128], that have a base, see all 128 tokens and whose a is ev: does as many
-     * of them, from the first, as neither move their base nor leave the tile out, and returns how many. p[row][128],
-     * b[row]; L is added to. NULL: there is no such loop. */
+    /** The same for rows side by side, x[row][128], that see all 128 tokens and whose a is ev: does as many of them, from
+     * the first, as neither move their base nor leave the tile out, and returns how many. p[row][128], b[row]; rows
+     * without a base get it, L is added to. NULL: there is no such loop. */
     uint32_t (*softmax_rows)(const sim_tile *tile, const float *x, sim_row_state *const *rows, uint32_t count,
                              uint8_t *p, float *b);
     /** o[r][d] = fma(float(sum_t p[r*128 + t] * v[t][d]), b[r], o[r][d]) (NUM 5.4). */
@@ -156,30 +160,22 @@ typedef struct sim_isa {
     void (*coded_pv)(const sim_coded *v, const uint8_t *p, float *const *o, const float *b, uint32_t rows);
 } sim_isa;
 
-/** Fills words and offsets of sim_rows from codes [count][dim]. */
-static inline void sim_rows_pack(const int8_t *codes, uint32_t count, uint32_t dim, int32_t *words, int32_t *offsets)
+/** Fills words, offsets and bias of sim_rows from codes [count][dim]. */
+static inline void sim_rows_pack(const int8_t *codes, uint32_t count, uint32_t dim, int32_t *words, int32_t *offsets,
+                                 int32_t *bias)
 {
     for (uint32_t r = 0; r < count; ++r) {
+        bias[r] = 0;
         for (uint32_t b = 0; b < dim / SIM_BLOCK; ++b) {
             int32_t sum = 0;
             for (uint32_t d = 0; d < SIM_BLOCK; ++d) {
                 sum += codes[b * SIM_BLOCK + d];
             }
             offsets[b * count + r] = -8 * sum;
+            bias[r] += -128 * sum;
         }
         for (uint32_t quad = 0; quad < dim / 4u; ++quad, codes += 4) {
             memcpy(&words[quad * count + r], codes, sizeof *words);
-        }
-    }
-}
-
-/** bias[r] = -128 * the sum of a row's codes. */
-static inline void sim_rows_bias(const sim_rows *rows, int32_t *bias)
-{
-    for (uint32_t r = 0; r < rows->count; ++r) {
-        bias[r] = 0;
-        for (uint32_t b = 0; b < rows->dim / SIM_BLOCK; ++b) {
-            bias[r] += 16 * rows->offsets[b * rows->count + r];
         }
     }
 }

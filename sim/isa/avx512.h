@@ -29,8 +29,8 @@ uint32_t sim_avx512_softmax_rows(const sim_tile *tile, const float *x, sim_row_s
 void sim_avx512_decode_k(const sim_group *group, uint8_t *codes, float *unit);
 void sim_avx512_decode_v(const sim_group *group, int8_t *codes, float *exponent, float *weight);
 void sim_avx512_coded_weights(const sim_group *group, float *exponent, float *weight);
-/** dot_qk for the rows from `first` on; bias of sim_rows_bias. */
-void sim_avx512_dot_qk_from(const sim_tile *tile, const sim_rows *rows, uint32_t first, const int32_t *bias, float *x);
+/** dot_qk for the rows from `first` on. */
+void sim_avx512_dot_qk_from(const sim_tile *tile, const sim_rows *rows, uint32_t first, float *x);
 void sim_avx512_dot_pv(const sim_tile *tile, const uint8_t *p, float *const *o, const float *b, uint32_t rows);
 
 /** A loop body that is compiled once for each set of constant arguments. */

@@ -53,10 +53,12 @@ static void mxfp4_multipliers(const sim_group *group, multipliers *out)
     const __m256i powers = _mm256_set1_epi32(0x08040201);
     uint32_t blocks = nbl_layout_block_dim(group->format, group->dim) / BLOCK;
     __m256i least = least_exponent_bytes(group);
-    for (uint32_t b = 0; b < nbl_layout_dim_padded(group->dim) / BLOCK; ++b) {
-        __m256i above = _mm256_sub_epi8(exponent_bytes(group, b / blocks), least);
+    for (uint32_t plane = 0; plane < nbl_layout_scale_planes(group->format, group->dim); ++plane) {
+        __m256i above = _mm256_sub_epi8(exponent_bytes(group, plane), least);
         above = _mm256_and_si256(above, _mm256_set1_epi8(NBL_BLOCK_E_SPREAD));
-        store_unaligned(out->bytes[b], _mm256_shuffle_epi8(powers, above));
+        for (uint32_t b = 0; b < blocks; ++b) {
+            store_unaligned(out->bytes[plane * blocks + b], _mm256_shuffle_epi8(powers, above));
+        }
     }
 }
 
@@ -235,7 +237,9 @@ static void scale_weights(const multipliers *m, uint32_t block, uint32_t rows, u
     }
 }
 
-/* Signed codes of a line as words: [0] even and [1] odd tokens of the low nibbles, [2], [3] of the high ones. */
+/* Signed codes of a line as words: [0] even and [1] odd tokens of the low nibbles, [2], [3] of the high ones. Those of
+ * mxfp4 are 2^8 times the code, which is less work: |A| < 2^22 (NUM 5.4), so that sums still fit. */
+#define V_WORDS_SHIFT(is_int4p) ((is_int4p) ? 0 : 8)
 UNROLLED void v_words(int is_int4p, __m256i bytes, __m256i *words)
 {
     if (is_int4p) {
@@ -249,10 +253,11 @@ UNROLLED void v_words(int is_int4p, __m256i bytes, __m256i *words)
     const __m256i table = load_table(e2m1_table);
     __m256i low = _mm256_shuffle_epi8(table, low_nibbles(bytes));
     __m256i high = _mm256_shuffle_epi8(table, high_nibbles(bytes));
-    words[0] = _mm256_srai_epi16(_mm256_slli_epi16(low, 8), 8);
-    words[1] = _mm256_srai_epi16(low, 8);
-    words[2] = _mm256_srai_epi16(_mm256_slli_epi16(high, 8), 8);
-    words[3] = _mm256_srai_epi16(high, 8);
+    const __m256i odd = _mm256_set1_epi16((int16_t)0xff00u);
+    words[0] = _mm256_slli_epi16(low, 8);
+    words[1] = _mm256_and_si256(low, odd);
+    words[2] = _mm256_slli_epi16(high, 8);
+    words[3] = _mm256_and_si256(high, odd);
 }
 
 /* sum += two signed words of `words` times the two at w, in every dword. */
@@ -295,8 +300,8 @@ UNROLLED void pv_line(int is_int4p, const sim_coded *v, uint32_t line, const wei
     }
     uint32_t d = line / 2u * 32u + line % 2u * LANES;
     for (uint32_t r = 0; r < rows; ++r) {
-        add_output(o[r] + d, sums[r][0], b[r]);
-        add_output(o[r] + d + 16u, sums[r][1], b[r]);
+        add_output(o[r] + d, _mm256_srai_epi32(sums[r][0], V_WORDS_SHIFT(is_int4p)), b[r]);
+        add_output(o[r] + d + 16u, _mm256_srai_epi32(sums[r][1], V_WORDS_SHIFT(is_int4p)), b[r]);
     }
 }
 

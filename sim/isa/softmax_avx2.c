@@ -30,6 +30,12 @@ static float largest_lane(__m256 x)
     return _mm_cvtss_f32(_mm_max_ps(half, _mm_permute_ps(half, 0xb1)));
 }
 
+/* B for a largest logit in one of the lanes. */
+static float base_above(__m256 most)
+{
+    return nbl_clamp_f32(nbl_ceil(largest_lane(most)), -NBL_LOGIT_MAX, NBL_LOGIT_MAX);
+}
+
 static float base_of(const sim_row_tile *row)
 {
     __m256 most = _mm256_set1_ps(-INFINITY);
@@ -38,7 +44,7 @@ static float base_of(const sim_row_tile *row)
                                    _mm256_loadu_ps(row->a + i * LANES));
         most = max_visible(row, i, most, z);
     }
-    return nbl_clamp_f32(nbl_ceil(largest_lane(most)), -NBL_LOGIT_MAX, NBL_LOGIT_MAX);
+    return base_above(most);
 }
 
 /* t of all tokens; the largest of the visible ones is returned. */
@@ -157,6 +163,17 @@ sim_softmax sim_avx2_softmax(const sim_row_tile *row, float base, int first, uin
 
 /* ------------------------------------------------------------------------------------------------ whole rows */
 
+/* B of a row that sees all 128 tokens. */
+static float whole_base(const sim_tile *tile, const float *x, float scale)
+{
+    __m256 most = _mm256_set1_ps(-INFINITY);
+    for (uint32_t t = 0; t < SIM_TILE; t += LANES) {
+        __m256 a = _mm256_loadu_ps(tile->exponent + t);
+        most = _mm256_max_ps(most, _mm256_fmadd_ps(_mm256_loadu_ps(x + t), _mm256_set1_ps(scale), a));
+    }
+    return base_above(most);
+}
+
 /* t of a row that sees all 128 tokens; the largest less GRID is returned. (a - B) + GRID of integers has no rounding and
  * is one addition. */
 static float whole_logits(const sim_tile *tile, const float *x, const sim_row_state *row, float *t)
@@ -191,6 +208,10 @@ uint32_t sim_avx2_softmax_rows(const sim_tile *tile, const float *x, sim_row_sta
 {
     _Alignas(LINE) float t[SIM_TILE];
     for (uint32_t r = 0; r < count; ++r) {
+        if (!rows[r]->has_base) {
+            rows[r]->base = whole_base(tile, x + r * SIM_TILE, rows[r]->scale);
+            rows[r]->has_base = 1;
+        }
         float most = whole_logits(tile, x + r * SIM_TILE, rows[r], t);
         if (most > NBL_REBASE || most < NBL_WEIGHT_MIN) {
             return r;

@@ -16,6 +16,12 @@ static __mmask16 visible_lanes(const sim_row_tile *row, uint32_t i)
     return (__mmask16)(row->visible[i / 4u] >> (16u * (i % 4u)));
 }
 
+/* B for a largest logit in one of the lanes. */
+static float base_above(__m512 most)
+{
+    return nbl_clamp_f32(nbl_ceil(_mm512_reduce_max_ps(most)), -NBL_LOGIT_MAX, NBL_LOGIT_MAX);
+}
+
 static float base_of(const sim_row_tile *row)
 {
     __m512 most = _mm512_set1_ps(-INFINITY);
@@ -24,7 +30,7 @@ static float base_of(const sim_row_tile *row)
                                    _mm512_loadu_ps(row->a + i * LANES));
         most = _mm512_mask_max_ps(most, visible_lanes(row, i), most, z);
     }
-    return nbl_clamp_f32(nbl_ceil(_mm512_reduce_max_ps(most)), -NBL_LOGIT_MAX, NBL_LOGIT_MAX);
+    return base_above(most);
 }
 
 /* t of all tokens; the largest of the visible ones is returned. */
@@ -160,6 +166,17 @@ sim_softmax sim_avx512_softmax(const sim_row_tile *row, float base, int first, u
 
 /* ------------------------------------------------------------------------------------------------ whole rows */
 
+/* B of a row that sees all 128 tokens. */
+static float whole_base(const sim_tile *tile, const float *x, float scale)
+{
+    __m512 most = _mm512_set1_ps(-INFINITY);
+    for (uint32_t i = 0; i < PARTS_MAX; ++i) {
+        __m512 a = _mm512_loadu_ps(tile->exponent + i * LANES);
+        most = _mm512_max_ps(most, _mm512_fmadd_ps(_mm512_loadu_ps(x + i * LANES), _mm512_set1_ps(scale), a));
+    }
+    return base_above(most);
+}
+
 /* t of a row that sees all 128 tokens; the largest less GRID is returned. (a - B) + GRID of integers has no rounding and
  * is one addition. */
 UNROLLED float whole_logits(const sim_tile *tile, const float *x, const sim_row_state *row, float *t)
@@ -201,6 +218,10 @@ UNROLLED uint32_t whole_step(const sim_tile *tile, const float *x, sim_row_state
     float most[ROWS_STEP];
     uint32_t done = 0;
     for (; done < count; ++done) {
+        if (!rows[done]->has_base) {
+            rows[done]->base = whole_base(tile, x + done * SIM_TILE, rows[done]->scale);
+            rows[done]->has_base = 1;
+        }
         most[done] = whole_logits(tile, x + done * SIM_TILE, rows[done], t[done]);
         if (most[done] > NBL_REBASE || most[done] < NBL_WEIGHT_MIN) {
             break;

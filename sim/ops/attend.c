@@ -65,6 +65,7 @@ typedef struct scratch {
     sim_tile_buffer v_buffer;
     int32_t *words;   /* of sim_rows */
     int32_t *offsets; /* of sim_rows */
+    int32_t *bias;    /* of sim_rows */
     int8_t *q;        /* [rows][k_dim] */
     float *x;         /* [ROWS_STEP][128] */
     uint8_t *p;       /* [ROWS_STEP][128] */
@@ -113,6 +114,7 @@ static uint64_t scratch_bytes(const plan *p)
     uint64_t rows = p->block_rows;
     return aligned(sizeof(scratch)) + aligned((uint64_t)SIM_TILE * p->k_dim) + aligned((uint64_t)SIM_TILE * p->v_dim) +
            2u * aligned(rows * p->k_dim) + aligned(rows * p->k_dim / SIM_BLOCK * sizeof(int32_t)) +
+           aligned(rows * sizeof(int32_t)) +
            aligned(ROWS_STEP * SIM_TILE * sizeof(float)) + aligned(ROWS_STEP * SIM_TILE) +
            2u * aligned(rows * p->v_dim * sizeof(float)) +
            aligned(sim_float_scratch_bytes(p->k_dim, p->v_dim, p->block_rows));
@@ -191,6 +193,7 @@ static scratch *scratch_of(const call *c, uint32_t thread)
     s->q = carve(&at, (uint64_t)p->block_rows * p->k_dim);
     s->words = carve(&at, (uint64_t)p->block_rows * p->k_dim);
     s->offsets = carve(&at, (uint64_t)p->block_rows * p->k_dim / SIM_BLOCK * sizeof(int32_t));
+    s->bias = carve(&at, (uint64_t)p->block_rows * sizeof(int32_t));
     s->x = carve(&at, (uint64_t)ROWS_STEP * SIM_TILE * sizeof(float));
     s->p = carve(&at, (uint64_t)ROWS_STEP * SIM_TILE);
     s->o = carve(&at, (uint64_t)p->block_rows * p->v_dim * sizeof(float));
@@ -454,7 +457,7 @@ static sim_rows rows_from(const item *it, uint32_t first)
     const scratch *s = it->scratch;
     uint32_t dim = it->call->plan.k_dim;
     sim_rows rows = {it->rows - first < ROWS_STEP ? it->rows - first : ROWS_STEP, dim, s->words + first * dim / 4u,
-                     s->offsets + first * dim / SIM_BLOCK, s->q + (uint64_t)first * dim};
+                     s->offsets + first * dim / SIM_BLOCK, s->bias + first, s->q + (uint64_t)first * dim};
     return rows;
 }
 
@@ -482,7 +485,7 @@ static void item_queries(item *it)
     for (uint32_t first = 0; first < it->rows; first += ROWS_STEP) {
         sim_rows rows = rows_from(it, first);
         sim_rows_pack(rows.codes, rows.count, rows.dim, s->words + first * rows.dim / 4u,
-                      s->offsets + first * rows.dim / SIM_BLOCK);
+                      s->offsets + first * rows.dim / SIM_BLOCK, s->bias + first);
     }
 }
 
@@ -592,7 +595,7 @@ static uint32_t whole_rows(const item *it, uint32_t first, uint32_t end, uint64_
     if (it->call->device->isa->softmax_rows == NULL || it->call->cap != 0.0f || it->call->args->alibi_slopes != NULL) {
         return 0;
     }
-    while (i < end && (visible[i][0] & visible[i][1]) == ~UINT64_C(0) && it->row[i].state.has_base) {
+    while (i < end && (visible[i][0] & visible[i][1]) == ~UINT64_C(0)) {
         ++i;
     }
     return i - first;
@@ -866,12 +869,19 @@ static void run_items(void *context, uint32_t thread, sim_parts *parts)
     const call *c = context;
     cut k = cut_of(c);
     item it = {.call = c, .scratch = scratch_of(c, thread), .sequence = UINT32_MAX};
+    const sim_isa *isa = c->device->isa;
     int64_t i, end;
+    if (isa->enter != NULL) {
+        isa->enter();
+    }
     while (sim_parts_next(parts, &i, &end)) {
         for (; i < end; ++i) {
             run_item(&it, (uint32_t)(i / k.per_sequence), (uint32_t)(i % k.per_sequence / k.per_head),
                      (uint32_t)(i % k.per_head / k.parts), (uint32_t)(i % k.parts));
         }
+    }
+    if (isa->leave != NULL) {
+        isa->leave();
     }
 }
 
