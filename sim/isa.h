@@ -124,6 +124,8 @@ extern const sim_row_loops sim_row_loops_scalar;
 #if defined(__x86_64__)
 extern const sim_row_loops sim_row_loops_avx2;
 extern const sim_row_loops sim_row_loops_avx512;
+/** Block exponents of mxfp4 (NUM 3.4), also as scales of v, whose format and dim are set. */
+void sim_avx2_block_exponents(const float *x, uint32_t rule, nbl_vector *v, int32_t *exponents);
 #endif
 
 typedef struct sim_isa {
