@@ -23,7 +23,7 @@
 #define SIM_TILE 128u
 #define SIM_GROUP 32u
 #define SIM_GROUPS (SIM_TILE / SIM_GROUP)
-#define SIM_ROWS_MAX 128u /**< query rows of a work item */
+#define SIM_ROWS_MAX 256u /**< query rows of a work item */
 #define SIM_CACHE_LINE 64u
 #define SIM_BLOCK 16u /**< elements of an offset of sim_rows */
 

@@ -4,16 +4,15 @@
  * @brief Dot products of many rows for AMX int8; all else is AVX-512's.
  *
  * A tile register holds 16 rows of 64 bytes. Sixteen query rows (or rows of P) stand in one, and 16 quads of a line of
- * K or V (isa.h) in another: those lie in memory as TDPBxxD wants them. Rows of 128 bytes (D = 128, or P of a whole
- * tile) stay in two registers while 32 columns after the others (tokens, or elements) come by in four: four products, of
- * 16 cycles each, from four loads. The sums of a step are worked on while the products of the next one run. Other sizes
- * go in blocks of 16 rows and 32 columns, along the sum.
+ * K or V (isa.h) in another: those lie in memory as TDPBxxD wants them. 32 rows of 128 bytes (D = 128, or P of a whole
+ * tile) stay in four registers while 16 columns after the other (tokens, or elements) come by in two: four products from
+ * two loads. The sums of a step are worked on while the products of the next one run. Other sizes go in blocks of two by
+ * two registers, four products from four loads.
  */
 #include "avx512.h"
 
 #define TILE_ROWS 16u
-#define COLUMNS 32u       /* of a step */
-#define WHOLE (2u * LINE) /* bytes of rows that stay in registers */
+#define PAIR (2u * TILE_ROWS) /* rows or columns of a block of four tile registers */
 
 /* What LDTILECFG reads. */
 typedef struct tile_shapes {
@@ -24,8 +23,8 @@ typedef struct tile_shapes {
     uint8_t rows[16];
 } tile_shapes;
 
-/* Registers 0 and 1 are sums, 2 and 3 rows, 4 to 7 columns. */
-enum { ROWS = 2, FIRST_COLUMNS = 4, REGISTERS = 8 };
+/* Registers 0 and 1 are sums, 4 and 5 rows, 6 and 7 columns; 2 and 3 are sums or, with a depth of 64, rows. */
+enum { ROWS = 4, COLUMNS = 6, REGISTERS = 8 };
 
 /* Gives the registers their shapes, for steps of `depth` bytes (32 or 64) along the sum. With 64 all are alike, and they
  * stay so but for calls that need 32: the instruction takes as long as ten products. */
@@ -33,12 +32,41 @@ static void set_shapes(uint32_t depth)
 {
     tile_shapes shapes = {.palette = 1};
     for (uint32_t i = 0; i < REGISTERS; ++i) {
-        const int is_row = i >= ROWS && i < FIRST_COLUMNS;
+        const int is_row = i >= ROWS && i < COLUMNS;
         shapes.bytes_per_row[i] = (uint16_t)(is_row ? depth : LINE);
-        shapes.rows[i] = (uint8_t)(i >= FIRST_COLUMNS ? depth / 4u : TILE_ROWS);
+        shapes.rows[i] = (uint8_t)(i >= COLUMNS ? depth / 4u : TILE_ROWS);
     }
     __asm__ volatile("" : : "r"(&shapes) : "memory"); /* gcc 12 does not know that the registers read memory */
     _tile_loadconfig(&shapes);
+}
+
+static void zero_sums(void)
+{
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+}
+
+/* The four sums as 32-bit integers, stride bytes from row to row. */
+static void store_sums(void *to, uint64_t stride)
+{
+    uint8_t *at = to;
+    _tile_stored(0, at, stride);
+    _tile_stored(1, at + LINE, stride);
+    _tile_stored(2, at + TILE_ROWS * stride, stride);
+    _tile_stored(3, at + TILE_ROWS * stride + LINE, stride);
+    __asm__ volatile("" : : : "memory");
+}
+
+/* Two registers of rows and two of columns. */
+static void load_operands(const void *rows, uint64_t row_stride, const uint8_t *columns, uint64_t column_stride)
+{
+    const uint8_t *at = rows;
+    _tile_loadd(4, at, row_stride);
+    _tile_loadd(5, at + TILE_ROWS * row_stride, row_stride);
+    _tile_loadd(6, columns, column_stride);
+    _tile_loadd(7, columns + LINE, column_stride);
 }
 
 /* Bytes of a step along a sum of `bytes` terms, a multiple of 32. */
@@ -47,119 +75,126 @@ static uint32_t depth_of(uint32_t bytes)
     return bytes % LINE == 0 ? LINE : LINE / 2u;
 }
 
-/* Sums of 16 rows and 32 columns. */
+/* ------------------------------------------------------------------------------------------------ rows that stay */
+
+/* Sums are worked on two steps after their products: loads from a register's 16 rows wait for the whole of its store. */
+#define LAG 2u
+
+/* Sums of 32 rows and 16 columns. */
 typedef struct step_sums {
-    _Alignas(LINE) int32_t of[2][TILE_ROWS][LANES];
+    _Alignas(LINE) int32_t of[PAIR][TILE_ROWS];
 } step_sums;
 
-static void store_sums(step_sums *sums)
-{
-    _tile_stored(0, sums->of[0], LINE);
-    _tile_stored(1, sums->of[1], LINE);
-    __asm__ volatile("" : : : "memory");
-}
-
-/* ------------------------------------------------------------------------------------------------ products */
-
-/* 16 rows of 128 bytes into registers 2 and 3. */
+/* 32 rows of 128 bytes into registers 2 to 5. */
 static void load_rows(const void *rows)
 {
     const uint8_t *at = rows;
-    _tile_loadd(2, at, WHOLE);
-    _tile_loadd(3, at + LINE, WHOLE);
+    _tile_loadd(2, at, 2 * LINE);
+    _tile_loadd(3, at + LINE, 2 * LINE);
+    _tile_loadd(4, at + TILE_ROWS * 2 * LINE, 2 * LINE);
+    _tile_loadd(5, at + TILE_ROWS * 2 * LINE + LINE, 2 * LINE);
 }
 
-/* 32 columns of 32 quads, stride bytes apart, times those rows. is_qk (a constant): rows are the signed side, else
- * columns. */
-UNROLLED void multiply_whole(int is_qk, const void *columns, uint64_t stride, step_sums *sums)
+/* 16 columns of 32 quads, stride bytes apart, times those rows. is_qk: rows are the signed side, else columns. */
+UNROLLED void multiply(int is_qk, const void *columns, uint64_t stride, step_sums *sums)
 {
     const uint8_t *at = columns;
-    _tile_loadd(4, at, stride);
-    _tile_loadd(5, at + LINE, stride);
-    _tile_loadd(6, at + TILE_ROWS * stride, stride);
-    _tile_loadd(7, at + TILE_ROWS * stride + LINE, stride);
+    _tile_loadd(6, at, stride);
+    _tile_loadd(7, at + TILE_ROWS * stride, stride);
     _tile_zero(0);
     _tile_zero(1);
     if (is_qk) {
-        _tile_dpbsud(0, 2, 4);
-        _tile_dpbsud(1, 2, 5);
-        _tile_dpbsud(0, 3, 6);
-        _tile_dpbsud(1, 3, 7);
+        _tile_dpbsud(0, 2, 6);
+        _tile_dpbsud(1, 4, 6);
+        _tile_dpbsud(0, 3, 7);
+        _tile_dpbsud(1, 5, 7);
     } else {
-        _tile_dpbusd(0, 2, 4);
-        _tile_dpbusd(1, 2, 5);
-        _tile_dpbusd(0, 3, 6);
-        _tile_dpbusd(1, 3, 7);
+        _tile_dpbusd(0, 2, 6);
+        _tile_dpbusd(1, 4, 6);
+        _tile_dpbusd(0, 3, 7);
+        _tile_dpbusd(1, 5, 7);
     }
-    store_sums(sums);
-}
-
-/* 16 rows times 32 columns of `bytes` terms, a multiple of depth. */
-UNROLLED void multiply(int is_qk, const void *rows, uint64_t row_stride, const void *columns, uint64_t stride,
-                       uint32_t bytes, uint32_t depth, step_sums *sums)
-{
-    _tile_zero(0);
-    _tile_zero(1);
-    for (uint32_t i = 0; i < bytes; i += depth) {
-        const uint8_t *at = (const uint8_t *)columns + i / 4u * stride;
-        _tile_loadd(2, (const uint8_t *)rows + i, row_stride);
-        _tile_loadd(4, at, stride);
-        _tile_loadd(5, at + LINE, stride);
-        if (is_qk) {
-            _tile_dpbsud(0, 2, 4);
-            _tile_dpbsud(1, 2, 5);
-        } else {
-            _tile_dpbusd(0, 2, 4);
-            _tile_dpbusd(1, 2, 5);
-        }
-    }
-    store_sums(sums);
+    _tile_stored(0, sums->of[0], LINE);
+    _tile_stored(1, sums->of[TILE_ROWS], LINE);
+    __asm__ volatile("" : : : "memory");
 }
 
 /* ------------------------------------------------------------------------------------------------ Q K */
 
-/* Logits of 16 rows and the 32 tokens of group g from their sums (NUM 5.3). */
-static void finish_group(const sim_tile *tile, uint32_t g, const step_sums *sums, const int32_t *bias, float *x)
+/* 16 integers to logits (NUM 5.3). */
+UNROLLED void finish(__m512i sums, int32_t bias, __m512 unit, float *x)
 {
-    for (uint32_t half = 0; half < HALVES; ++half) {
-        const uint32_t token = g * SIM_GROUP + half * LANES;
-        const __m512 unit = _mm512_loadu_ps(tile->unit + token);
-        for (uint32_t r = 0; r < TILE_ROWS; ++r) {
-            __m512i sum = _mm512_add_epi32(_mm512_load_si512(sums->of[half][r]), _mm512_set1_epi32(bias[r]));
-            _mm512_storeu_ps(x + r * SIM_TILE + token, _mm512_mul_ps(_mm512_cvtepi32_ps(sum), unit));
+    sums = _mm512_add_epi32(sums, _mm512_set1_epi32(bias));
+    _mm512_storeu_ps(x, _mm512_mul_ps(_mm512_cvtepi32_ps(sums), unit));
+}
+
+/* Logits of 32 rows and 16 tokens from token 16 * i. */
+static void finish_step(const sim_tile *tile, uint32_t i, const step_sums *sums, const int32_t *bias, float *x)
+{
+    const __m512 unit = _mm512_loadu_ps(tile->unit + i * LANES);
+    for (uint32_t r = 0; r < PAIR; ++r) {
+        finish(_mm512_load_si512(sums->of[r]), bias[r], unit, x + r * SIM_TILE + i * LANES);
+    }
+}
+
+/* Logits of 32 rows with D = 128. */
+static void qk_stay(const sim_tile *tile, const int8_t *codes, const int32_t *bias, float *x)
+{
+    step_sums sums[LAG + 1u];
+    uint32_t steps = tile->groups * HALVES;
+    load_rows(codes);
+    for (uint32_t i = 0; i < steps + LAG; ++i) {
+        if (i < steps) {
+            const uint8_t *k = tile->k + i / HALVES * SIM_GROUP * 2u * LINE + i % HALVES * LINE;
+            multiply(1, k, HALVES * LINE, &sums[i % (LAG + 1u)]);
+        }
+        if (i >= LAG) {
+            finish_step(tile, i - LAG, &sums[(i - LAG) % (LAG + 1u)], bias, x);
         }
     }
 }
 
-/* Logits of 16 rows: signed codes times unsigned ones. */
-static void qk_rows(const sim_tile *tile, const int8_t *codes, uint32_t depth, const int32_t *bias, float *x)
+/* 32 rows from `codes` against the 32 tokens of a group: signed codes times unsigned ones. */
+static void qk_block(const int8_t *codes, const uint8_t *k, uint32_t dim, uint32_t depth, float *x)
 {
-    step_sums sums[2];
-    if (tile->k_dim == WHOLE) {
-        load_rows(codes);
+    zero_sums();
+    for (uint32_t d = 0; d < dim; d += depth) {
+        load_operands(codes + d, dim, k + d / 4u * HALVES * LINE, HALVES * LINE);
+        _tile_dpbsud(0, 4, 6);
+        _tile_dpbsud(1, 4, 7);
+        _tile_dpbsud(2, 5, 6);
+        _tile_dpbsud(3, 5, 7);
     }
-    for (uint32_t g = 0; g <= tile->groups; ++g) {
-        const uint8_t *k = tile->k + (uint64_t)g * SIM_GROUP * tile->k_dim;
-        if (g < tile->groups && tile->k_dim == WHOLE) {
-            multiply_whole(1, k, HALVES * LINE, &sums[g % 2u]);
-        } else if (g < tile->groups) {
-            multiply(1, codes, tile->k_dim, k, HALVES * LINE, tile->k_dim, depth, &sums[g % 2u]);
-        }
-        if (g > 0) {
-            finish_group(tile, g - 1u, &sums[(g - 1u) % 2u], bias, x);
+    store_sums(x, SIM_TILE * sizeof *x);
+}
+
+/* Logits of 32 rows. */
+static void qk_blocks(const sim_tile *tile, const int8_t *codes, uint32_t depth, const int32_t *bias, float *x)
+{
+    for (uint32_t g = 0; g < tile->groups; ++g) {
+        qk_block(codes, tile->k + (uint64_t)g * SIM_GROUP * tile->k_dim, tile->k_dim, depth, x + g * SIM_GROUP);
+    }
+    for (uint32_t r = 0; r < PAIR; ++r, x += SIM_TILE) {
+        for (uint32_t t = 0; t < tile->groups * SIM_GROUP; t += LANES) {
+            finish(_mm512_loadu_si512(x + t), bias[r], _mm512_loadu_ps(tile->unit + t), x + t);
         }
     }
 }
 
 static void dot_qk(const sim_tile *tile, const sim_rows *rows, float *x)
 {
-    const uint32_t whole = rows->count / TILE_ROWS * TILE_ROWS;
+    const uint32_t whole = rows->count / PAIR * PAIR;
     const uint32_t depth = depth_of(rows->dim);
     if (depth != LINE) {
         set_shapes(depth);
     }
-    for (uint32_t r = 0; r < whole; r += TILE_ROWS) {
-        qk_rows(tile, rows->codes + (uint64_t)r * rows->dim, depth, rows->bias + r, x + (uint64_t)r * SIM_TILE);
+    for (uint32_t r = 0; r < whole; r += PAIR) {
+        const int8_t *codes = rows->codes + (uint64_t)r * rows->dim;
+        if (rows->dim == 2u * LINE) {
+            qk_stay(tile, codes, rows->bias + r, x + (uint64_t)r * SIM_TILE);
+        } else {
+            qk_blocks(tile, codes, depth, rows->bias + r, x + (uint64_t)r * SIM_TILE);
+        }
     }
     if (depth != LINE) {
         set_shapes(LINE);
@@ -169,49 +204,68 @@ static void dot_qk(const sim_tile *tile, const sim_rows *rows, float *x)
 
 /* ------------------------------------------------------------------------------------------------ P V */
 
-/* Adds the sums of 16 rows and 32 elements from d on to O (NUM 5.4). */
-static void add_outputs(const step_sums *sums, const float *b, float *const *o, uint32_t d)
+UNROLLED void add_output(__m512i sums, float b, float *o)
 {
-    for (uint32_t r = 0; r < TILE_ROWS; ++r) {
-        for (uint32_t half = 0; half < HALVES; ++half) {
-            float *to = o[r] + d + half * LANES;
-            __m512 sum = _mm512_cvtepi32_ps(_mm512_load_si512(sums->of[half][r]));
-            _mm512_storeu_ps(to, _mm512_fmadd_ps(sum, _mm512_set1_ps(b[r]), _mm512_loadu_ps(to)));
+    _mm512_storeu_ps(o, _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums), _mm512_set1_ps(b), _mm512_loadu_ps(o)));
+}
+
+/* 32 rows of P of a whole tile. */
+static void pv_stay(const sim_tile *tile, const uint8_t *p, float *const *o, const float *b)
+{
+    step_sums sums[LAG + 1u];
+    uint32_t steps = tile->v_dim / LANES;
+    load_rows(p);
+    for (uint32_t i = 0; i < steps + LAG; ++i) {
+        if (i < steps) {
+            multiply(0, tile->v + i * LINE, 4u * (uint64_t)tile->v_dim, &sums[i % (LAG + 1u)]);
+        }
+        for (uint32_t r = 0; i >= LAG && r < PAIR; ++r) {
+            add_output(_mm512_load_si512(sums[(i - LAG) % (LAG + 1u)].of[r]), b[r], o[r] + (i - LAG) * LANES);
         }
     }
 }
 
-/* O of 16 rows: unsigned weights times signed codes. */
-static void pv_rows(const sim_tile *tile, const uint8_t *p, uint32_t depth, float *const *o, const float *b)
+/* Sums of 32 rows of P times 32 elements of V: unsigned weights times signed codes. */
+static void pv_block(const uint8_t *p, const int8_t *v, uint32_t tokens, uint32_t v_dim, uint32_t depth,
+                     int32_t (*sums)[PAIR])
 {
-    const uint64_t stride = 4u * (uint64_t)tile->v_dim;
-    const uint32_t steps = tile->v_dim / COLUMNS;
-    step_sums sums[2];
-    if (tile->groups == SIM_GROUPS) {
-        load_rows(p);
+    zero_sums();
+    for (uint32_t t = 0; t < tokens; t += depth) {
+        load_operands(p + t, SIM_TILE, (const uint8_t *)v + (uint64_t)t * v_dim, 4u * (uint64_t)v_dim);
+        _tile_dpbusd(0, 4, 6);
+        _tile_dpbusd(1, 4, 7);
+        _tile_dpbusd(2, 5, 6);
+        _tile_dpbusd(3, 5, 7);
     }
-    for (uint32_t i = 0; i <= steps; ++i) {
-        const int8_t *v = tile->v + i * 4u * COLUMNS;
-        if (i < steps && tile->groups == SIM_GROUPS) {
-            multiply_whole(0, v, stride, &sums[i % 2u]);
-        } else if (i < steps) {
-            multiply(0, p, SIM_TILE, v, stride, tile->groups * SIM_GROUP, depth, &sums[i % 2u]);
-        }
-        if (i > 0) {
-            add_outputs(&sums[(i - 1u) % 2u], b, o, (i - 1u) * COLUMNS);
+    store_sums(sums, sizeof *sums);
+}
+
+/* 32 rows of P of a tile that is not whole. */
+static void pv_blocks(const sim_tile *tile, const uint8_t *p, uint32_t depth, float *const *o, const float *b)
+{
+    int32_t sums[PAIR][PAIR];
+    for (uint32_t d = 0; d < tile->v_dim; d += PAIR) {
+        pv_block(p, tile->v + 4u * d, tile->groups * SIM_GROUP, tile->v_dim, depth, sums);
+        for (uint32_t r = 0; r < PAIR; ++r) {
+            add_output(_mm512_loadu_si512(sums[r]), b[r], o[r] + d);
+            add_output(_mm512_loadu_si512(sums[r] + LANES), b[r], o[r] + d + LANES);
         }
     }
 }
 
 static void dot_pv(const sim_tile *tile, const uint8_t *p, float *const *o, const float *b, uint32_t rows)
 {
-    const uint32_t whole = rows / TILE_ROWS * TILE_ROWS;
+    const uint32_t whole = rows / PAIR * PAIR;
     const uint32_t depth = depth_of(tile->groups * SIM_GROUP);
     if (depth != LINE) {
         set_shapes(depth);
     }
-    for (uint32_t r = 0; r < whole; r += TILE_ROWS) {
-        pv_rows(tile, p + (uint64_t)r * SIM_TILE, depth, o + r, b + r);
+    for (uint32_t r = 0; r < whole; r += PAIR) {
+        if (tile->groups == SIM_GROUPS) {
+            pv_stay(tile, p + (uint64_t)r * SIM_TILE, o + r, b + r);
+        } else {
+            pv_blocks(tile, p + (uint64_t)r * SIM_TILE, depth, o + r, b + r);
+        }
     }
     if (depth != LINE) {
         set_shapes(LINE);

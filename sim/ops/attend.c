@@ -19,7 +19,7 @@
 #include "tile.h"
 
 #define CHUNK_TILES (NBL_CHUNK_TOKENS / SIM_TILE)
-#define ROWS_STEP 16u      /* rows that go through a tile together: their logits, O, K and V stay in the first-level cache */
+#define ROWS_STEP 32u      /* rows that go through a tile together: their logits stay in the first-level cache */
 #define SLOPE_MAX 65536.0f /* NUM 5.1 */
 #define SPLIT_BYTES_MAX (UINT64_C(32) << 20) /* of chunk states kept in the workspace */
 
