@@ -142,9 +142,9 @@ typedef struct sim_isa {
     void (*dot_qk)(const sim_tile *tile, const sim_rows *q, float *x);
     /** P bytes and the row's sums of one tile (NUM 5.4). first: the chunk has no base yet. */
     sim_softmax (*softmax)(const sim_row_tile *row, float base, int first, uint8_t *p);
-    /** The same for rows side by side, x[row][128], that see all 128 tokens and whose a is ev: does as many of them, from
-     * the first, as neither move their base nor leave the tile out, and returns how many. p[row][128], b[row]; rows
-     * without a base get it, L is added to. NULL: there is no such loop. */
+    /** The same for rows side by side, x[row][128], that see all 128 tokens and whose a is ev: does as many of them,
+     * from the first, as neither move their base nor leave the tile out, and returns how many. p[row][128], b[row];
+     * rows without a base get it, L is added to. NULL: there is no such loop. */
     uint32_t (*softmax_rows)(const sim_tile *tile, const float *x, sim_row_state *const *rows, uint32_t count,
                              uint8_t *p, float *b);
     /** o[r][d] = fma(float(sum_t p[r*128 + t] * v[t][d]), b[r], o[r][d]) (NUM 5.4). */

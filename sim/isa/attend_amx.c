@@ -5,8 +5,8 @@
  *
  * A tile register holds 16 rows of 64 bytes. Sixteen query rows (or rows of P) stand in one, and 16 quads of a line of
  * K or V (isa.h) in another: those lie in memory as TDPBxxD wants them. 32 rows of 128 bytes (D = 128, or P of a whole
- * tile) stay in four registers while 16 columns after the other (tokens, or elements) come by in two: four products from
- * two loads. The sums of a step are worked on while the products of the next one run. Other sizes go in blocks of two by
+ * tile) stay in four registers while columns (tokens, or elements) come by 16 at a time in two: four products from two
+ * loads. The sums of a step are worked on while the products of the next ones run. Other sizes go in blocks of two by
  * two registers, four products from four loads.
  */
 #include "avx512.h"
@@ -26,8 +26,8 @@ typedef struct tile_shapes {
 /* Registers 0 and 1 are sums, 4 and 5 rows, 6 and 7 columns; 2 and 3 are sums or, with a depth of 64, rows. */
 enum { ROWS = 4, COLUMNS = 6, REGISTERS = 8 };
 
-/* Gives the registers their shapes, for steps of `depth` bytes (32 or 64) along the sum. With 64 all are alike, and they
- * stay so but for calls that need 32: the instruction takes as long as ten products. */
+/* Gives the registers their shapes, for steps of `depth` bytes (32 or 64) along the sum. With 64 all are alike, and
+ * they stay so but for calls that need 32: the instruction takes as long as ten products. */
 static void set_shapes(uint32_t depth)
 {
     tile_shapes shapes = {.palette = 1};
@@ -77,7 +77,7 @@ static uint32_t depth_of(uint32_t bytes)
 
 /* ------------------------------------------------------------------------------------------------ rows that stay */
 
-/* Sums are worked on two steps after their products: loads from a register's 16 rows wait for the whole of its store. */
+/* Sums are worked on two steps after their products: loads from what a register was stored to wait for all of it. */
 #define LAG 2u
 
 /* Sums of 32 rows and 16 columns. */

@@ -158,7 +158,7 @@ static void start_words(int is_int4p, const sim_rows *q, int32_t *starts)
     }
 }
 
-/* Up to ROWS_MAX rows from row `first` against a group, while `step` bytes from `ahead` on are asked for in each part. */
+/* Up to ROWS_MAX rows from row `first` against a group; each part asks for `step` bytes from `ahead` on. */
 UNROLLED void qk_group(int is_int4p, const sim_group *group, const sim_rows *q, uint32_t first, const wide_words *wide,
                        const int32_t *starts, const uint8_t *ahead, uint32_t step, float *x)
 {
@@ -168,8 +168,8 @@ UNROLLED void qk_group(int is_int4p, const sim_group *group, const sim_rows *q, 
     units_of(group, unit);
     for (uint32_t part = 0; part < PARTS; ++part) {
         sim_prefetch(ahead + (uint64_t)part * step, step);
-#define CALL(n)                                                                                             \
-    qk_eight(is_int4p, group->codes + part * LINE, m.bytes[0] + part * LANES, q, wide, starts + first, n,    \
+#define CALL(n)                                                                                           \
+    qk_eight(is_int4p, group->codes + part * LINE, m.bytes[0] + part * LANES, q, wide, starts + first, n, \
              unit + part * LANES, x + (uint64_t)first * SIM_TILE + part * LANES)
         FOR_ROWS(rows_from(q->count, first), CALL)
 #undef CALL

@@ -184,7 +184,8 @@ static __m512i e2m1_codes(__m512 x)
     __m512i code = _mm512_setzero_si512();
     for (uint32_t i = 0; i < 7u; ++i) {
         __m512 bound = _mm512_set1_ps(bounds[i]);
-        __mmask16 above = i % 2u == 0 ? _mm512_cmp_ps_mask(a, bound, _CMP_GT_OQ) : _mm512_cmp_ps_mask(a, bound, _CMP_GE_OQ);
+        __mmask16 above =
+            i % 2u == 0 ? _mm512_cmp_ps_mask(a, bound, _CMP_GT_OQ) : _mm512_cmp_ps_mask(a, bound, _CMP_GE_OQ);
         code = _mm512_mask_add_epi32(code, above, code, one);
     }
     __m512i sign = _mm512_and_si512(_mm512_srli_epi32(_mm512_castps_si512(x), 28), _mm512_set1_epi32(8));
@@ -286,7 +287,8 @@ static void quantize_blocks(const float *x, uint32_t blocks, float inverse, uint
     __m512 y[BLOCKS], t[BLOCK];
     _Alignas(LINE) float inverses[LANES];
     for (uint32_t b = 0; b < BLOCKS; ++b) {
-        y[b] = b < blocks ? _mm512_mul_ps(_mm512_loadu_ps(x + b * BLOCK), _mm512_set1_ps(inverse)) : _mm512_setzero_ps();
+        y[b] =
+            b < blocks ? _mm512_mul_ps(_mm512_loadu_ps(x + b * BLOCK), _mm512_set1_ps(inverse)) : _mm512_setzero_ps();
     }
     transpose_twice(y, t);
     __m512 m = choose_multipliers(t);

@@ -177,8 +177,8 @@ static float whole_base(const sim_tile *tile, const float *x, float scale)
     return base_above(most);
 }
 
-/* t of a row that sees all 128 tokens; the largest less GRID is returned. (a - B) + GRID of integers has no rounding and
- * is one addition. */
+/* t of a row that sees all 128 tokens; the largest less GRID is returned. (a - B) + GRID of integers has no rounding
+ * and is one addition. */
 UNROLLED float whole_logits(const sim_tile *tile, const float *x, const sim_row_state *row, float *t)
 {
     const __m512 offset = _mm512_set1_ps(NBL_GRID - row->base);

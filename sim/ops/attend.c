@@ -114,9 +114,8 @@ static uint64_t scratch_bytes(const plan *p)
     uint64_t rows = p->block_rows;
     return aligned(sizeof(scratch)) + aligned((uint64_t)SIM_TILE * p->k_dim) + aligned((uint64_t)SIM_TILE * p->v_dim) +
            2u * aligned(rows * p->k_dim) + aligned(rows * p->k_dim / SIM_BLOCK * sizeof(int32_t)) +
-           aligned(rows * sizeof(int32_t)) +
-           aligned(ROWS_STEP * SIM_TILE * sizeof(float)) + aligned(ROWS_STEP * SIM_TILE) +
-           2u * aligned(rows * p->v_dim * sizeof(float)) +
+           aligned(rows * sizeof(int32_t)) + aligned(ROWS_STEP * SIM_TILE * sizeof(float)) +
+           aligned(ROWS_STEP * SIM_TILE) + 2u * aligned(rows * p->v_dim * sizeof(float)) +
            aligned(sim_float_scratch_bytes(p->k_dim, p->v_dim, p->block_rows));
 }
 
@@ -425,18 +424,15 @@ static int row_softmax(item *it, uint32_t index, int64_t start, const uint64_t v
     row *r = &it->row[index];
     float a[SIM_TILE];
     float *o = s->o + (uint64_t)index * c->plan.v_dim;
-    sim_row_tile view = {x,
-                         alibi_exponents(it, r, start, a),
-                         s->tile.weight,
-                         {visible[0], visible[1]},
-                         s->tile.groups,
-                         r->state.scale};
+    sim_row_tile view = {
+        x, alibi_exponents(it, r, start, a), s->tile.weight, {visible[0], visible[1]}, s->tile.groups, r->state.scale};
     if (c->cap != 0.0f) {
         soft_cap(x, s->tile.groups * SIM_GROUP, view.scale);
         view.scale = c->cap;
     }
-    sim_softmax result = c->plan.is_float ? sim_float_softmax(&c->fp, &s->fp, index, &view, r->state.base, !r->state.has_base)
-                                          : c->device->isa->softmax(&view, r->state.base, !r->state.has_base, p);
+    sim_softmax result = c->plan.is_float
+                             ? sim_float_softmax(&c->fp, &s->fp, index, &view, r->state.base, !r->state.has_base)
+                             : c->device->isa->softmax(&view, r->state.base, !r->state.has_base, p);
     if (result.rescale != 1.0f) {
         r->state.sum *= result.rescale;
         scale_floats(o, c->plan.v_dim, result.rescale);
@@ -456,8 +452,12 @@ static sim_rows rows_from(const item *it, uint32_t first)
 {
     const scratch *s = it->scratch;
     uint32_t dim = it->call->plan.k_dim;
-    sim_rows rows = {it->rows - first < ROWS_STEP ? it->rows - first : ROWS_STEP, dim, s->words + first * dim / 4u,
-                     s->offsets + first * dim / SIM_BLOCK, s->bias + first, s->q + (uint64_t)first * dim};
+    sim_rows rows = {it->rows - first < ROWS_STEP ? it->rows - first : ROWS_STEP,
+                     dim,
+                     s->words + first * dim / 4u,
+                     s->offsets + first * dim / SIM_BLOCK,
+                     s->bias + first,
+                     s->q + (uint64_t)first * dim};
     return rows;
 }
 

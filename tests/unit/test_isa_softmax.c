@@ -179,8 +179,7 @@ static void check_rows(const sim_isa *isa, trial *const *trials, const outcome *
             cr_assert_eq(p[r * SIM_TILE + t], weight, "P of token %u of row %u is %u, not %u", t, r,
                          p[r * SIM_TILE + t], weight);
         }
-        cr_assert(r >= done || same_bits(b[r], want->b), "b of row %u is %a, not %a", r, (double)b[r],
-                  (double)want->b);
+        cr_assert(r >= done || same_bits(b[r], want->b), "b of row %u is %a, not %a", r, (double)b[r], (double)want->b);
     }
     guarded_free(b, count * sizeof *b);
     guarded_free(p, count * SIM_TILE);
