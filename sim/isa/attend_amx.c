@@ -77,9 +77,6 @@ static uint32_t depth_of(uint32_t bytes)
 
 /* ------------------------------------------------------------------------------------------------ rows that stay */
 
-/* Sums are worked on two steps after their products: loads from what a register was stored to wait for all of it. */
-#define LAG 2u
-
 /* Sums of 32 rows and 16 columns. */
 typedef struct step_sums {
     _Alignas(LINE) int32_t of[PAIR][TILE_ROWS];
@@ -140,16 +137,16 @@ static void finish_step(const sim_tile *tile, uint32_t i, const step_sums *sums,
 /* Logits of 32 rows with D = 128. */
 static void qk_stay(const sim_tile *tile, const int8_t *codes, const int32_t *bias, float *x)
 {
-    step_sums sums[LAG + 1u];
+    step_sums sums[2];
     uint32_t steps = tile->groups * HALVES;
     load_rows(codes);
-    for (uint32_t i = 0; i < steps + LAG; ++i) {
+    for (uint32_t i = 0; i <= steps; ++i) {
         if (i < steps) {
             const uint8_t *k = tile->k + i / HALVES * SIM_GROUP * 2u * LINE + i % HALVES * LINE;
-            multiply(1, k, HALVES * LINE, &sums[i % (LAG + 1u)]);
+            multiply(1, k, HALVES * LINE, &sums[i % 2u]);
         }
-        if (i >= LAG) {
-            finish_step(tile, i - LAG, &sums[(i - LAG) % (LAG + 1u)], bias, x);
+        if (i > 0) {
+            finish_step(tile, i - 1u, &sums[(i - 1u) % 2u], bias, x);
         }
     }
 }
@@ -212,15 +209,15 @@ UNROLLED void add_output(__m512i sums, float b, float *o)
 /* 32 rows of P of a whole tile. */
 static void pv_stay(const sim_tile *tile, const uint8_t *p, float *const *o, const float *b)
 {
-    step_sums sums[LAG + 1u];
+    step_sums sums[2];
     uint32_t steps = tile->v_dim / LANES;
     load_rows(p);
-    for (uint32_t i = 0; i < steps + LAG; ++i) {
+    for (uint32_t i = 0; i <= steps; ++i) {
         if (i < steps) {
-            multiply(0, tile->v + i * LINE, 4u * (uint64_t)tile->v_dim, &sums[i % (LAG + 1u)]);
+            multiply(0, tile->v + i * LINE, 4u * (uint64_t)tile->v_dim, &sums[i % 2u]);
         }
-        for (uint32_t r = 0; i >= LAG && r < PAIR; ++r) {
-            add_output(_mm512_load_si512(sums[(i - LAG) % (LAG + 1u)].of[r]), b[r], o[r] + (i - LAG) * LANES);
+        for (uint32_t r = 0; i > 0 && r < PAIR; ++r) {
+            add_output(_mm512_load_si512(sums[(i - 1u) % 2u].of[r]), b[r], o[r] + (i - 1u) * LANES);
         }
     }
 }
