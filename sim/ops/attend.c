@@ -3,7 +3,7 @@
  * @file attend.c
  * @brief attend: every query row over the stored tokens it may see (NUM 5).
  *
- * Work is cut into items: one sequence, one kv head, up to 64 query rows, and either all chunks or a single one. Few
+ * Work is cut into items: one sequence, one kv head, up to 256 query rows, and either all chunks or a single one. Few
  * rows over a long cache (decode) are cut by chunk, so that all threads have work; many rows (prefill) keep their
  * running state at hand. The cut depends on upper bounds alone and cannot change a bit, since chunk states are merged
  * in order either way.
