@@ -101,6 +101,8 @@ nbl_status nbl_workspace_bytes(const nbl_device *device, nbl_op_desc desc, const
         uint64_t bytes = 0;
         desc.k_format = pool->regions[i].k_format;
         desc.v_format = pool->regions[i].v_format;
+        if ((desc.features & NBL_FEATURE_Q_CENTERS) != 0) /* a backend of 1.0 would not look at them */
+            NBL_TRY(device->backend->supports(device->inner, &desc, err));
         NBL_TRY(device->backend->workspace_size(device->inner, &desc, &bytes, err));
         largest = bytes > largest ? bytes : largest;
     }

@@ -83,6 +83,9 @@ static nbl_status scalars_check(const nbl_attend_call *call, nbl_error *err)
     NBL_TRY(nbl_index_check("layer", a->layer, call->pool->shape.layers, err));
     NBL_TRY(nbl_value_check("", "q_format", a->q_format, NBL_Q_DEFAULT, NBL_Q_FP4, err));
     NBL_TRY(fp4_check(call, err));
+    if (nbl_tensor_present(&a->q_centers) && a->q_format != NBL_Q_FP4)
+        return NBL_REFUSE(err, NBL_E_INVALID, "q_centers with q_format %u (needed: absent, or q_format %u)", a->q_format,
+                          NBL_Q_FP4);
     if (a->q_heads == 0 || a->q_heads % call->pool->shape.kv_heads != 0)
         return NBL_REFUSE(err, NBL_E_INVALID, "q_heads is %u (allowed: multiples of kv_heads %u, from %u)", a->q_heads,
                           call->pool->shape.kv_heads, call->pool->shape.kv_heads);
@@ -175,7 +178,13 @@ static nbl_status tensors_in(nbl_attend_call *call, nbl_extents *extents, nbl_er
                                  .rank = 2,
                                  .shape = {call->q_tokens, a->q_heads},
                                  .written = true};
+    const nbl_tensor_rule centers = {.name = "q_centers",
+                                     .axes = "[B, Hq, Dk]",
+                                     .dtypes = NBL_DTYPES_FLOAT,
+                                     .rank = 3,
+                                     .shape = {a->batch, a->q_heads, call->pool->shape.k_dim}};
     NBL_TRY(nbl_tensor_in(&a->q, &q, extents, err));
+    NBL_TRY(nbl_tensor_in(&a->q_centers, &centers, extents, err));
     NBL_TRY(nbl_tensor_in(&a->o, &o, extents, err));
     NBL_TRY(nbl_tensor_in(&a->lse, &lse, extents, err));
     NBL_TRY(states_in(call, extents, err));
@@ -256,6 +265,7 @@ static uint32_t features_of(const nbl_attend_args *a)
     features |= a->range_end != 0 ? NBL_FEATURE_RANGE : 0u;
     features |= nbl_tensor_present(&a->state_o) ? NBL_FEATURE_STATE : 0u;
     features |= nbl_tensor_present(&a->lse) ? NBL_FEATURE_LSE : 0u;
+    features |= nbl_tensor_present(&a->q_centers) ? NBL_FEATURE_Q_CENTERS : 0u;
     return features;
 }
 

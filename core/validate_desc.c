@@ -71,5 +71,8 @@ nbl_status nbl_desc_in(nbl_desc_copy *copy, const nbl_op_desc *desc, nbl_error *
         return NBL_REFUSE(err, NBL_E_INVALID,
                           "q_format is %u with formats %u and %u (needed: K nvfp4 or mxfp4, V fp8_e4m3)", d->q_format,
                           d->k_format, d->v_format);
+    if ((d->features & NBL_FEATURE_Q_CENTERS) != 0 && (d->op != NBL_OP_ATTEND || d->q_format != NBL_Q_FP4))
+        return NBL_REFUSE(err, NBL_E_INVALID, "features is %#x: centred queries with op %u and q_format %u (needed: %u, %u)",
+                          d->features, d->op, d->q_format, NBL_OP_ATTEND, NBL_Q_FP4);
     return nbl_value_check("", "kv_len_max", d->kv_len_max, 0, NBL_KV_TOKENS_MAX, err);
 }

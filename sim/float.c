@@ -25,7 +25,8 @@ static uint64_t array_bytes(uint64_t elements)
 uint64_t sim_float_scratch_bytes(uint32_t k_dim, uint32_t v_dim, uint32_t rows)
 {
     return array_bytes((uint64_t)SIM_TILE * k_dim) + array_bytes((uint64_t)SIM_TILE * v_dim) +
-           array_bytes((uint64_t)rows * k_dim) + array_bytes((uint64_t)rows * SIM_TILE) +
+           array_bytes((uint64_t)rows * k_dim) + array_bytes(2u * (uint64_t)rows * k_dim) +
+           array_bytes((uint64_t)rows * SIM_TILE) +
            aligned((uint64_t)rows * NBL_PARTIAL_SUMS * sizeof(float));
 }
 
@@ -42,6 +43,7 @@ void sim_float_scratch_init(sim_float_scratch *s, uint8_t *memory, uint32_t k_di
     s->k = carve_array(&memory, (uint64_t)SIM_TILE * k_dim);
     s->v = carve_array(&memory, (uint64_t)SIM_TILE * v_dim);
     s->q = carve_array(&memory, (uint64_t)rows * k_dim);
+    s->centers = carve_array(&memory, 2u * (uint64_t)rows * k_dim);
     s->p = carve_array(&memory, (uint64_t)rows * SIM_TILE);
     s->sums = (float *)(void *)memory;
 }
@@ -195,7 +197,7 @@ void sim_float_dot_qk(const sim_float_call *call, const sim_float_scratch *s, co
     int32_t fraction = 2 * nbl_mma_fraction(call->k_type);
     memset(x, 0, SIM_TILE * sizeof *x);
     if (call->fp4_format != NBL_FORMAT_NONE) {
-        sim_fp4_dot(s, row, tile->groups * SIM_GROUP, tile->k_dim, x);
+        sim_fp4_dot(s, s->q, row, tile->groups * SIM_GROUP, tile->k_dim, x);
         return;
     }
     for (uint32_t g = 0; g < tile->groups; ++g) {

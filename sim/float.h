@@ -45,6 +45,7 @@ typedef struct sim_float_scratch {
                             in place of the exponents, see fp4.h */
     sim_float_array v; /**< [128][v_dim] */
     sim_float_array q; /**< [rows][k_dim] */
+    sim_float_array centers; /**< [rows][2][k_dim]: centres of queries in two parts, as q is (NUM 7.5) */
     sim_float_array p; /**< [rows][128] */
     float *sums;       /**< [rows][16]: the denominator of the chunk */
 } sim_float_scratch;

@@ -46,13 +46,28 @@ int32_t sim_fp4_query(uint32_t format, const float *x, uint32_t dim, sim_fp4_vec
     return exponent;
 }
 
+/* Value of element d, without the row's exponent. */
+static float value_of(const sim_fp4_vector *q, uint32_t d)
+{
+    const int16_t *scale = q->scales[d / GROUP];
+    return (float)(q->halves[d] * scale[0]) * 0.0625f * nbl_pow2(scale[1]);
+}
+
+void sim_fp4_center_of(uint32_t format, const float *m, uint32_t dim, sim_fp4_center *out)
+{
+    float rest[NBL_DIM_PADDED_MAX];
+    out->exponent[0] = sim_fp4_query(format, m, dim, &out->part[0]);
+    for (uint32_t d = 0; d < dim; ++d) {
+        rest[d] = m[d] - value_of(&out->part[0], d) * nbl_pow2(out->exponent[0]);
+    }
+    out->exponent[1] = sim_fp4_query(format, rest, dim, &out->part[1]);
+}
+
 float sim_fp4_center_dot(const sim_fp4_vector *q, const int8_t *mu, uint32_t dim)
 {
     float sums[NBL_PARTIAL_SUMS] = {0};
     for (uint32_t d = 0; d < dim; ++d) {
-        const int16_t *scale = q->scales[d / GROUP];
-        float value = (float)(q->halves[d] * scale[0]) * 0.0625f * nbl_pow2(scale[1]);
-        sums[d % NBL_PARTIAL_SUMS] = nbl_fma(value, (float)mu[d], sums[d % NBL_PARTIAL_SUMS]);
+        sums[d % NBL_PARTIAL_SUMS] = nbl_fma(value_of(q, d), (float)mu[d], sums[d % NBL_PARTIAL_SUMS]);
     }
     return nbl_sum_tree(sums);
 }
@@ -77,6 +92,12 @@ static void put_vector(sim_float_array a, uint32_t at, const sim_fp4_vector *v, 
 void sim_fp4_set_query(sim_float_scratch *s, uint32_t row, const sim_fp4_vector *q, uint32_t k_dim)
 {
     put_vector(s->q, row, q, k_dim);
+}
+
+void sim_fp4_set_center(sim_float_scratch *s, uint32_t index, const sim_fp4_center *center, uint32_t k_dim)
+{
+    put_vector(s->centers, 2u * index, &center->part[0], k_dim);
+    put_vector(s->centers, 2u * index + 1u, &center->part[1], k_dim);
 }
 
 void sim_fp4_load_k(sim_float_scratch *s, const sim_source *source, uint32_t first, uint32_t count, uint32_t k_dim)
@@ -114,14 +135,14 @@ static nbl_mma_group multiply_group(const int8_t *a, const int8_t *b)
 }
 
 /* One step of a row with every token; groups past the end of the vector are zeros. */
-static void dot_step(const sim_float_scratch *s, uint32_t row, uint32_t tokens, uint32_t k_dim, uint32_t first,
-                     float *x)
+static void dot_step(const sim_float_scratch *s, sim_float_array rows, uint32_t row, uint32_t tokens, uint32_t k_dim,
+                     uint32_t first, float *x)
 {
     const uint32_t groups = k_dim - first < STEP ? (k_dim - first) / GROUP : NBL_MMA_GROUPS;
-    const int8_t *q = halves_at(s->q, row, k_dim) + first;
+    const int8_t *q = halves_at(rows, row, k_dim) + first;
     nbl_mma_group sums[NBL_MMA_GROUPS] = {{0, 1}, {0, 1}, {0, 1}, {0, 1}};
     nbl_mma_scale q_scales[NBL_MMA_GROUPS] = {{0, 0, 0}}, k_scales[NBL_MMA_GROUPS] = {{0, 0, 0}};
-    take_scales(scales_at(s->q, row, k_dim) + first / GROUP * 2u, groups, q_scales);
+    take_scales(scales_at(rows, row, k_dim) + first / GROUP * 2u, groups, q_scales);
     for (uint32_t t = 0; t < tokens; ++t) {
         const int8_t *k = halves_at(s->k, t, k_dim) + first;
         take_scales(scales_at(s->k, t, k_dim) + first / GROUP * 2u, groups, k_scales);
@@ -132,9 +153,22 @@ static void dot_step(const sim_float_scratch *s, uint32_t row, uint32_t tokens, 
     }
 }
 
-void sim_fp4_dot(const sim_float_scratch *s, uint32_t row, uint32_t tokens, uint32_t k_dim, float *x)
+void sim_fp4_dot(const sim_float_scratch *s, sim_float_array q, uint32_t row, uint32_t tokens, uint32_t k_dim,
+                 float *x)
 {
     for (uint32_t first = 0; first < k_dim; first += STEP) {
-        dot_step(s, row, tokens, k_dim, first, x);
+        dot_step(s, q, row, tokens, k_dim, first, x);
+    }
+}
+
+void sim_fp4_dot_center(const sim_float_scratch *s, uint32_t index, const int32_t exponent[2], uint32_t tokens,
+                        uint32_t k_dim, float *y)
+{
+    float rest[SIM_TILE] = {0};
+    memset(y, 0, tokens * sizeof *y);
+    sim_fp4_dot(s, s->centers, 2u * index, tokens, k_dim, y);
+    sim_fp4_dot(s, s->centers, 2u * index + 1u, tokens, k_dim, rest);
+    for (uint32_t t = 0; t < tokens; ++t) {
+        y[t] = nbl_fma(rest[t], nbl_pow2(exponent[1]), y[t] * nbl_pow2(exponent[0]));
     }
 }

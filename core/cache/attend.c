@@ -52,6 +52,7 @@ static nbl_attend_args whole_args(const attend_work *w)
     a.workspace = cache->workspace;
     a.workspace_bytes = cache->plan.workspace_bytes;
     a.stream = in->stream;
+    a.q_centers = in->q_centers;
     return a;
 }
 
@@ -100,6 +101,7 @@ static nbl_attend_call group_call(const attend_work *w, uint32_t group, uint32_t
     c.args.q = nbl_cache_rows(&w->call.args.q, first, last);
     c.args.o = nbl_cache_rows(&w->call.args.o, first, last);
     c.args.lse = nbl_cache_rows(&w->call.args.lse, first, last);
+    c.args.q_centers = nbl_cache_rows(&w->call.args.q_centers, begin, end);
     c.args.q_indptr += begin + group;
     c.args.kv_len += begin;
     if (c.args.centers.rows != NULL)

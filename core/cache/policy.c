@@ -75,6 +75,10 @@ typedef struct word {
     size_t bytes;
 } word;
 
+/* "default", the policy of those who name none (docs/adr/0026-default-policy.md): a recipe, and a window unless a
+ * modifier sets another. */
+static const word default_name = {"default", 7}, default_recipe = {"kv4", 3}, default_recent = {"recent=128", 10};
+
 /* Takes the next word up to a comma or the end; false when the text is used up. */
 static bool word_next(const char **cursor, word *out)
 {
@@ -84,6 +88,11 @@ static bool word_next(const char **cursor, word *out)
     *out = (word){*cursor, end != NULL ? (size_t)(end - *cursor) : strlen(*cursor)};
     *cursor = end != NULL ? end + 1 : NULL;
     return true;
+}
+
+static bool word_is(const word *w, const char *text)
+{
+    return strlen(text) == w->bytes && memcmp(w->text, text, w->bytes) == 0;
 }
 
 static bool word_starts(const word *w, const char *key)
@@ -121,7 +130,7 @@ static nbl_status name_parse(const word *name, nbl_recipe *r, nbl_error *err)
     if (pair_parse(name, r))
         return NBL_OK;
     for (size_t i = 0; i < sizeof recipes / sizeof recipes[0]; ++i) {
-        if (strlen(recipes[i].name) == name->bytes && memcmp(recipes[i].name, name->text, name->bytes) == 0) {
+        if (word_is(name, recipes[i].name)) {
             r->q_format = recipes[i].q_format;
             r->k_format = recipes[i].k_format;
             r->v_format = recipes[i].v_format;
@@ -401,7 +410,8 @@ nbl_status nbl_api_policy_parse(const char *text, uint32_t layers, uint32_t k_di
     NBL_TRY(dim_check("v_dim", v_dim, NBL_V_DIM_MAX, err));
     if (!word_next(&cursor, &w))
         return NBL_REFUSE(err, NBL_E_INVALID, "text is NULL (needed: a policy, for example \"kv4,recent=256\")");
-    NBL_TRY(name_parse(&w, &r, err));
+    const bool is_default = word_is(&w, default_name.text);
+    NBL_TRY(name_parse(is_default ? &default_recipe : &w, &r, err));
     defaults_set(&r, k_dim, v_dim);
     while (word_next(&cursor, &w)) {
         if (key_find(&w) < RECIPE_KEYS)
@@ -409,6 +419,8 @@ nbl_status nbl_api_policy_parse(const char *text, uint32_t layers, uint32_t k_di
         else
             NBL_TRY(policy_modifier(&work, &w, err));
     }
+    if (is_default && work.recent == 0)
+        NBL_TRY(scope_parse(&work, &default_recent, "recent=", NBL_SCOPE_RECENT, err));
     NBL_TRY(values_check(&r, k_dim, v_dim, err));
     NBL_TRY(rules_check(&p, &r, err));
     recipe_store(&r, &p);

@@ -26,7 +26,7 @@ static const nbl_option compare_options[] = {
     {"generate", NBL_OPTION_TEXT, offsetof(compare_values, generate), 0, 0, "LIST", "all, or of " NBL_GENERATE_NAMES},
     NBL_SHAPE_OPTION_ROWS(compare_values),
     {"recipes", NBL_OPTION_TEXT, offsetof(compare_values, recipes), 0, 0, "LIST",
-     NBL_RECIPES_KNOWN " or policies (default: " NBL_RECIPES_DEFAULT ")"},
+     NBL_RECIPES_KNOWN " or policies (default: " NBL_POLICIES_SHOWN ")"},
     {"lengths", NBL_OPTION_TEXT, offsetof(compare_values, lengths), 0, 0, "LIST",
      "lengths in tokens (default: 128, 512, 2048, ... and the whole)"},
     {"page", NBL_OPTION_U32, offsetof(compare_values, page_tokens), 1, NBL_PAGE_TOKENS_MAX, "N",
@@ -268,7 +268,7 @@ static int check_values(const compare_values *values, collector *all, nbl_fault 
 static int compare_run(int argc, char **argv, nbl_fault *fault)
 {
     compare_values values = {
-        .shape = NBL_SHAPE_OPTIONS_UNSET, .recipes = NBL_RECIPES_DEFAULT, .page_tokens = 64, .max_error = NAN};
+        .shape = NBL_SHAPE_OPTIONS_UNSET, .recipes = NBL_POLICIES_SHOWN, .page_tokens = 64, .max_error = NAN};
     nbl_session session;
     collector all = {.session = &session, .values = &values};
     int code = nbl_options_parse(&nbl_command_compare, argc, argv, &values, fault);

@@ -6,10 +6,11 @@
 #include "problem.h"
 #include "session.h"
 
-/** Recipes that commands show if none are named: those of the integer core. */
-#define NBL_RECIPES_DEFAULT "qk4v8,mxkv4,kv4,k4v8,kv8"
+/** Recipes of the integer core, and what plan and compare show if nothing is named: they and the default policy. */
+#define NBL_RECIPES_INTEGER "qk4v8,mxkv4,kv4,k4v8,kv8"
+#define NBL_POLICIES_SHOWN NBL_RECIPES_INTEGER ",default"
 /** All names, for help texts. */
-#define NBL_RECIPES_KNOWN NBL_RECIPES_DEFAULT ",bf16,fp16,fp8,nvfp4,nvfp4_4over6,mpfa"
+#define NBL_RECIPES_KNOWN NBL_RECIPES_INTEGER ",bf16,fp16,fp8,nvfp4,nvfp4_4over6,mpfa"
 
 /** How to run it. */
 typedef struct nbl_pipeline_options {

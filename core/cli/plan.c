@@ -28,7 +28,7 @@ static const nbl_option plan_options[] = {
     {"page", NBL_OPTION_U32, offsetof(plan_values, page_tokens), 1, NBL_PAGE_TOKENS_MAX, "N",
      "tokens per page (default 64)"},
     {"recipe", NBL_OPTION_TEXT, offsetof(plan_values, recipe), 0, 0, "LIST",
-     NBL_RECIPES_KNOWN " or policies (default: " NBL_RECIPES_DEFAULT ")"},
+     NBL_RECIPES_KNOWN " or policies (default: " NBL_POLICIES_SHOWN ")"},
     {"json", NBL_OPTION_FLAG, offsetof(plan_values, json), 0, 0, NULL, "print JSON"},
 };
 
@@ -162,7 +162,7 @@ static int plan_run(int argc, char **argv, nbl_fault *fault)
                           .kv_tokens = 8192,
                           .batch = 1,
                           .page_tokens = 64,
-                          .recipe = NBL_RECIPES_DEFAULT};
+                          .recipe = NBL_POLICIES_SHOWN};
     const nbl_api_v1 *api = NULL;
     nbl_list recipes;
     int code = nbl_options_parse(&nbl_command_plan, argc, argv, &values, fault);

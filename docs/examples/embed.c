@@ -25,7 +25,7 @@ int main(int argc, char **argv)
     nbl_cache_attend_args attend = {.struct_size = sizeof attend, .sequences = &seq, .batch = 1, .q = VIEW(q, 8),
                                     .o = VIEW(o, 8), .q_indptr = (int32_t[]){0, 1}, .q_heads = 8};
     if (nbl_client_open(&nbl, argc > 1 ? argv[1] : NULL, &err) || nbl_client_device(&nbl, "sim", &err) ||
-        nbl_client_cache(&nbl, "kv4", 1, 2, 128, 1, 1000, &cache, &err) || nbl.api->seq_create(cache, &seq, &err) ||
+        nbl_client_cache(&nbl, "default", 1, 2, 128, 1, 1000, &cache, &err) || nbl.api->seq_create(cache, &seq, &err) ||
         nbl.api->cache_append(cache, &append, &err) || nbl.api->cache_attend(cache, &attend, &err))
         return puts(err.message), 1;
     printf("o = %.4f (%a)\n", (double)o[0][0][0], (double)o[0][0][0]);

@@ -49,10 +49,11 @@ typedef struct call {
     uint32_t *done; /* [rows]: chunks done of the item whose first row it is, when the call is split */
     float *states;
     nbl_page_layout layouts[NBL_REGIONS_MAX];
-    uint32_t group_rows; /* Hq / Hk */
-    float c;             /* fl(sm_scale * LOG2E), or fl(sm_scale / soft_cap) */
-    float cap;           /* fl(soft_cap * LOG2E), 0 without */
-    sim_float_call fp;   /* of the float core */
+    uint32_t group_rows;  /* Hq / Hk */
+    float c;              /* fl(sm_scale * LOG2E), or fl(sm_scale / soft_cap) */
+    float cap;            /* fl(soft_cap * LOG2E), 0 without */
+    sim_float_call fp;    /* of the float core */
+    nbl_tensor q_centers; /* absent where there are none (NUM 7.5) */
 } call;
 
 /* Working memory of a thread. */
@@ -82,7 +83,8 @@ typedef struct row {
     int64_t position;
     int64_t first; /* visible positions [first, end) */
     int64_t end;
-    float offset; /* NUM 5.7 */
+    int32_t exponent; /* of the row, in the Blackwell core (NUM 7.1) */
+    float offset;     /* NUM 5.7 */
     sim_row_state state;
     nbl_state_head total;
 } row;
@@ -97,7 +99,8 @@ typedef struct item {
     uint32_t block;
     uint32_t next_tile; /* whose K is found already, or UINT32_MAX */
     uint32_t rows;
-    float v_scale; /* of the float core */
+    float v_scale;                            /* of the float core */
+    int32_t center_exponent[SIM_ROWS_MAX][2]; /* of the first rows' centres: heads repeat after them (NUM 7.5) */
     row row[SIM_ROWS_MAX];
     sim_row_state *states[SIM_ROWS_MAX]; /* those of the rows */
 } item;
@@ -231,51 +234,86 @@ static float center_offset(const call *c, uint32_t sequence, uint32_t kv_head, c
     return (float)dot * nbl_pow2(nbl_e8m0_decode_slot(*center.exponent)) * scale;
 }
 
-/* A row's query in the float core or in the Blackwell core. */
-typedef union float_query {
+/* A row's query in the float core or in the Blackwell core, which may have a centre taken off (NUM 7.5). */
+typedef struct float_query {
     uint16_t halves[NBL_DIM_PADDED_MAX];
     sim_fp4_vector fp4;
+    sim_fp4_center center;
 } float_query;
 
-/* The float core's query, x being the transformed row (NUM 6.3, 6.6, 6.7). */
+/* A row of queries or of their centres, transformed (NUM 3.1, 4.5, 4.1). */
+static void load_query(const call *c, uint32_t sequence, const nbl_tensor *t, uint64_t at, uint32_t head, float *x)
+{
+    const sim_row_loops *loops = c->device->isa->row;
+    uint32_t dim = c->shape->k_dim;
+    nbl_quant_stats ignored = {0};
+    sim_load_row(loops, sim_row3(t, at, head), t->dtype, t->stride_bytes[2], dim, x, &ignored);
+    if (c->shape->centering & NBL_CENTERING_SHIFT) {
+        loops->shift_down(x, dim, sim_center_at(&c->args->centers, c->shape, sequence, head / c->group_rows).shifts);
+    }
+    loops->hadamard(x, dim, c->shape->k_hadamard);
+}
+
+/* What K's centre adds to a row's logits, from its product with the quantized row (NUM 6.6). */
+static float float_offset(const call *c, const sim_center *center, float dot, int32_t exponent)
+{
+    float unit = nbl_pow2(nbl_e8m0_decode_slot(*center->exponent));
+    return dot * unit * (c->c * nbl_pow2(exponent - nbl_log2_of(c->shape->k_hadamard)));
+}
+
+/* The Blackwell core's query, x being the transformed row, which is overwritten (NUM 7.1, 7.5). */
+static void prepare_fp4_query(const call *c, uint32_t sequence, row *r, float *x, float_query *q)
+{
+    uint32_t dim = c->shape->k_dim, format = c->fp.fp4_format;
+    sim_center k_center = sim_center_at(&c->args->centers, c->shape, sequence, r->head / c->group_rows);
+    const int has_offset = k_center.codes != NULL && c->args->kv_len[sequence] != 0;
+    float added = 0.0f;
+    if (c->q_centers.data != NULL) {
+        float m[NBL_DIM_PADDED_MAX];
+        load_query(c, sequence, &c->q_centers, sequence, r->head, m);
+        sim_fp4_center_of(format, m, dim, &q->center);
+        for (uint32_t d = 0; d < dim; ++d) {
+            x[d] -= m[d];
+        }
+        for (uint32_t i = 0; has_offset && i < 2; ++i) {
+            float dot = sim_fp4_center_dot(&q->center.part[i], k_center.codes, dim);
+            added += float_offset(c, &k_center, dot, q->center.exponent[i]);
+        }
+    }
+    r->exponent = sim_fp4_query(format, x, dim, &q->fp4);
+    r->offset = 0.0f;
+    if (has_offset) {
+        r->offset = float_offset(c, &k_center, sim_fp4_center_dot(&q->fp4, k_center.codes, dim), r->exponent) + added;
+    }
+}
+
+/* The float core's query, x being the transformed row (NUM 6.3, 6.6). */
 static void prepare_float_query(const call *c, uint32_t sequence, row *r, const float *x, float_query *q)
 {
-    uint32_t kv_head = r->head / c->group_rows;
     uint32_t dim = c->shape->k_dim;
-    const int is_fp4 = c->fp.fp4_format != NBL_FORMAT_NONE;
-    int32_t exponent = -nbl_log2_of(c->shape->k_hadamard);
-    if (is_fp4) {
-        exponent += sim_fp4_query(c->fp.fp4_format, x, dim, &q->fp4);
-    } else {
-        sim_float_query(&c->fp, x, dim, q->halves, c->plan.k_dim);
-    }
-    r->state.scale = c->c * sim_scale_of(c->args->pool, NBL_KIND_K, c->args->layer, kv_head) * nbl_pow2(exponent);
+    sim_float_query(&c->fp, x, dim, q->halves, c->plan.k_dim);
+    r->exponent = 0;
     r->offset = 0.0f;
     if ((c->shape->centering & NBL_CENTERING_MEAN) != 0 && c->args->kv_len[sequence] != 0) {
-        sim_center center = sim_center_at(&c->args->centers, c->shape, sequence, kv_head);
-        float unit = nbl_pow2(nbl_e8m0_decode_slot(*center.exponent));
-        float dot = is_fp4 ? sim_fp4_center_dot(&q->fp4, center.codes, dim)
-                           : sim_float_center_dot(&c->fp, q->halves, center.codes, dim);
-        r->offset = dot * unit * (c->c * nbl_pow2(exponent));
+        sim_center center = sim_center_at(&c->args->centers, c->shape, sequence, r->head / c->group_rows);
+        r->offset = float_offset(c, &center, sim_float_center_dot(&c->fp, q->halves, center.codes, dim), 0);
     }
 }
 
 /* A row's query ready for its core: codes[k_dim] (NUM 5.1) or fp (NUM 6.3, 7.1), the row's scale and offset. */
 static void prepare_query(const call *c, uint32_t sequence, row *r, int8_t *codes, float_query *fp)
 {
-    const sim_row_loops *loops = c->device->isa->row;
-    const nbl_tensor *q = &c->args->q;
-    uint32_t dim = c->shape->k_dim;
     uint32_t kv_head = r->head / c->group_rows;
     float x[NBL_DIM_PADDED_MAX];
-    nbl_quant_stats ignored = {0};
-    sim_load_row(loops, sim_row3(q, r->token, r->head), q->dtype, q->stride_bytes[2], dim, x, &ignored);
-    if (c->shape->centering & NBL_CENTERING_SHIFT) {
-        loops->shift_down(x, dim, sim_center_at(&c->args->centers, c->shape, sequence, kv_head).shifts);
-    }
-    loops->hadamard(x, dim, c->shape->k_hadamard);
+    load_query(c, sequence, &c->args->q, r->token, r->head, x);
     if (c->plan.is_float) {
-        prepare_float_query(c, sequence, r, x, fp);
+        if (c->fp.fp4_format != NBL_FORMAT_NONE) {
+            prepare_fp4_query(c, sequence, r, x, fp);
+        } else {
+            prepare_float_query(c, sequence, r, x, fp);
+        }
+        r->state.scale = c->c * sim_scale_of(c->args->pool, NBL_KIND_K, c->args->layer, kv_head) *
+                         nbl_pow2(r->exponent - nbl_log2_of(c->shape->k_hadamard));
         return;
     }
     int32_t exponent = quantize_query(c, x, codes);
@@ -461,6 +499,16 @@ static sim_rows rows_from(const item *it, uint32_t first)
     return rows;
 }
 
+/* The centre of row i's head, which is that of every group_rows-th row after it. */
+static void set_center(item *it, uint32_t i, const float_query *q)
+{
+    const call *c = it->call;
+    if (c->q_centers.data != NULL && i < c->group_rows) {
+        sim_fp4_set_center(&it->scratch->fp, i, &q->center, c->plan.k_dim);
+        memcpy(it->center_exponent[i], q->center.exponent, sizeof q->center.exponent);
+    }
+}
+
 /* Queries of the item's rows, once for all its tiles. */
 static void item_queries(item *it)
 {
@@ -472,6 +520,7 @@ static void item_queries(item *it)
         prepare_query(c, it->sequence, r, s->q + (uint64_t)i * c->plan.k_dim, &fp);
         if (c->plan.is_float && c->fp.fp4_format != NBL_FORMAT_NONE) {
             sim_fp4_set_query(&s->fp, i, &fp.fp4, c->plan.k_dim);
+            set_center(it, i, &fp);
         } else if (c->plan.is_float) {
             sim_float_set_query(&c->fp, &s->fp, i, fp.halves, c->plan.k_dim);
         }
@@ -571,19 +620,37 @@ static void find_tile(item *it, uint32_t index)
     }
 }
 
-/* A tile in the float core, for the rows that see some of it. */
-static void item_float_tile(item *it, uint32_t index, uint64_t (*visible)[2])
+/* A row in a tile of the float core; y is what its head's centre adds, or NULL. */
+static void row_float_tile(item *it, uint32_t i, uint32_t index, const uint64_t visible[2], const float *y)
 {
     const call *c = it->call;
     scratch *s = it->scratch;
     float b;
+    sim_float_dot_qk(&c->fp, &s->fp, &s->tile, i, s->x);
+    for (uint32_t t = 0; y != NULL && t < s->tile.groups * SIM_GROUP; ++t) {
+        s->x[t] = nbl_fma(y[t], nbl_pow2(-it->row[i].exponent), s->x[t]);
+    }
+    row_softmax(it, i, (int64_t)index * SIM_TILE, visible, s->x, NULL, &b);
+    sim_float_dot_pv(&c->fp, &s->fp, &s->tile, i, s->o + (uint64_t)i * c->plan.v_dim);
+}
+
+/* A tile in the float core, for the rows that see some of it, head by head. */
+static void item_float_tile(item *it, uint32_t index, uint64_t (*visible)[2])
+{
+    const call *c = it->call;
+    scratch *s = it->scratch;
+    const int is_centred = c->q_centers.data != NULL;
+    float y[SIM_TILE];
     sim_float_load_k(&c->fp, &s->fp, &it->source, index, &s->tile);
     sim_float_load_v(&c->fp, &s->fp, &it->source, index, &s->tile);
-    for (uint32_t i = 0; i < it->rows; ++i) {
-        if ((visible[i][0] | visible[i][1]) != 0) {
-            sim_float_dot_qk(&c->fp, &s->fp, &s->tile, i, s->x);
-            row_softmax(it, i, (int64_t)index * SIM_TILE, visible[i], s->x, NULL, &b);
-            sim_float_dot_pv(&c->fp, &s->fp, &s->tile, i, s->o + (uint64_t)i * c->plan.v_dim);
+    for (uint32_t head = 0; head < c->group_rows && head < it->rows; ++head) {
+        if (is_centred) {
+            sim_fp4_dot_center(&s->fp, head, it->center_exponent[head], s->tile.groups * SIM_GROUP, c->plan.k_dim, y);
+        }
+        for (uint32_t i = head; i < it->rows; i += c->group_rows) {
+            if ((visible[i][0] | visible[i][1]) != 0) {
+                row_float_tile(it, i, index, visible[i], is_centred ? y : NULL);
+            }
         }
     }
 }
@@ -986,6 +1053,9 @@ nbl_status sim_attend(nbl_device *device, const nbl_attend_args *args, nbl_error
     if (nbl_layout_pool_is_float(args->pool)) {
         c.plan.is_float = 1;
         c.fp = sim_float_call_of(args->pool, args->q_format, device->profile, device->isa->name);
+        if (NBL_HAS_FIELD(nbl_attend_args, args, q_centers)) {
+            c.q_centers = args->q_centers;
+        }
     }
     uint8_t *workspace = args->workspace;
     c.done = (uint32_t *)(void *)workspace;

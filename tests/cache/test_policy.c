@@ -73,6 +73,19 @@ Test(cache_policy, modifiers_become_rules)
     cr_assert_eq(p.sink_tokens, 16, "sinks");
 }
 
+Test(cache_policy, default_is_kv4_with_a_recent_window)
+{
+    static const char *const same[][2] = {{"default", "kv4,recent=128"},
+                                          {"default,sinks=0", "kv4,sinks=0,recent=128"},
+                                          {"default,recent=64:k", "kv4,recent=64:k"},
+                                          {"default,layers=0:kv8", "kv4,layers=0:kv8,recent=128"}};
+    for (size_t i = 0; i < sizeof same / sizeof same[0]; ++i) {
+        const nbl_policy a = parsed(same[i][0]), b = parsed(same[i][1]);
+        cr_assert_eq(memcmp(&a, &b, sizeof a), 0, "%s", same[i][0]);
+    }
+    cr_assert_eq(parsed("default").rules[0].tokens, 128, "window");
+}
+
 Test(cache_policy, refusals)
 {
     static const struct {
@@ -84,6 +97,10 @@ Test(cache_policy, refusals)
                 {"int8/", NBL_E_NOT_FOUND, "recipe \"int8/\" is unknown"},
                 {"/int8", NBL_E_NOT_FOUND, "recipe \"/int8\" is unknown"},
                 {"int8/int8/int8", NBL_E_NOT_FOUND, "recipe \"int8/int8/int8\" is unknown"},
+                {"defaults", NBL_E_NOT_FOUND, "recipe \"defaults\" is unknown"},
+                {"default/int8", NBL_E_NOT_FOUND, "recipe \"default/int8\" is unknown"},
+                {"default,recent=5,recent=6", NBL_E_INVALID, "comes twice"},
+                {"kv4,layers=1:default", NBL_E_NOT_FOUND, "recipe \"default\" is unknown"},
                 {"kv4,now=3", NBL_E_INVALID, "policy modifier \"now=3\" is unknown (known: hadamard=N"},
                 {"kv4,recent=", NBL_E_INVALID, "\"recent=\" has no such number"},
                 {"kv4,recent=0", NBL_E_INVALID, "\"recent=0\" has no such number"},

@@ -408,7 +408,7 @@ Test(tool, plan_adds_up)
                      number_at(row, "metadata_bytes") + number_at(row, "workspace_bytes");
         cr_assert(number_at(row, "total_bytes") == sum, "%s: parts sum to %.0f", text_at(row, "recipe"), sum);
     }
-    cr_assert(index == 5, "%zu recipes", index);
+    cr_assert(index == 6, "%zu recipes and policies", index);
     json_decref(document);
 }
 

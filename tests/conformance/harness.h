@@ -189,6 +189,7 @@ typedef struct problem {
     bool center_rows; /**< centres through an index */
 
     uint32_t q_heads, q_format;
+    bool q_centers; /**< with NBL_Q_FP4; of the kind that queries are, with the same channels */
     uint32_t flags;
     float sm_scale, soft_cap;
     uint32_t window_left, window_right;
@@ -232,7 +233,7 @@ typedef struct trial {
     buffer codes[PROBLEM_REGIONS_MAX];
     buffer scales[PROBLEM_REGIONS_MAX]; /**< without bytes in a joint pool */
     buffer k_scale, v_scale;            /**< without bytes if there are none */
-    view k, v, q, o, lse, state_head, state_o;
+    view k, v, q, q_centers, o, lse, state_head, state_o;
     buffer slots, seq_indptr, q_indptr, kv_len, page_table, sinks, slopes, tree_mask;
     buffer center_codes, center_exponents, center_shifts, center_rows, stats;
 } trial;

@@ -124,6 +124,7 @@ static uint32_t features_of(const nbl_attend_args *a)
     features |= a->range_end != 0 ? NBL_FEATURE_RANGE : 0u;
     features |= a->state_o.data != NULL ? NBL_FEATURE_STATE : 0u;
     features |= a->lse.data != NULL ? NBL_FEATURE_LSE : 0u;
+    features |= a->q_centers.data != NULL ? NBL_FEATURE_Q_CENTERS : 0u;
     return features;
 }
 

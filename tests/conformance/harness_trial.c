@@ -27,7 +27,8 @@ enum stream_id {
     STREAM_CHANNELS,
     STREAM_TREE,
     STREAM_PAGES,
-    STREAM_SHIFT
+    STREAM_SHIFT,
+    STREAM_Q_CENTER
 };
 
 char trial_text[1024] = "no case yet";
@@ -44,8 +45,8 @@ static void describe(const problem *p)
     for (uint32_t b = 0; b < p->batch && b < 6; ++b)
         at += snprintf(trial_text + at, sizeof trial_text - (size_t)at, " q%u:kv%u", p->q_len[b], p->kv_len[b]);
     snprintf(trial_text + at, sizeof trial_text - (size_t)at,
-             " qf %u flags %u win %u/%u range %u..%u tree %u cap %g data %u/%u/%u types %u/%u strides %u/%u pool %u",
-             p->q_format, p->flags, p->window_left, p->window_right, p->range_begin, p->range_end, p->tree,
+             " qf %u qc %u flags %u win %u/%u range %u..%u tree %u cap %g data %u/%u/%u types %u/%u strides %u/%u pool %u",
+             p->q_format, p->q_centers, p->flags, p->window_left, p->window_right, p->range_begin, p->range_end, p->tree,
              (double)p->soft_cap, p->q_data, p->k_data, p->v_data, p->in_dtype, p->out_dtype, p->in_stride,
              p->out_stride, p->pool_layout);
 }
@@ -282,6 +283,23 @@ static void init_q(trial *t)
     buffer_upload(t->lab, &t->q_indptr);
 }
 
+/* Centres of queries: of the kind that queries are, with their channels. */
+static void init_q_centers(trial *t)
+{
+    const problem *p = &t->p;
+    if (!p->q_centers)
+        return;
+    view_init(t->lab, &t->q_centers, p->in_dtype, 3, (const uint64_t[]){p->batch, p->q_heads, p->shape.k_dim},
+              p->in_stride, 0);
+    for (uint32_t b = 0; b < p->batch; ++b) {
+        for (uint32_t h = 0; h < p->q_heads; ++h)
+            fill_row(&t->q_centers, b, h, p->q_data, p->q_scale,
+                     random_key(p->seed, STREAM_Q_CENTER, p->sequence_id[b], h),
+                     random_key(p->seed, STREAM_CHANNELS, STREAM_Q, h));
+    }
+    buffer_upload(t->lab, &t->q_centers.memory);
+}
+
 static void init_lengths(trial *t)
 {
     buffer_init(t->lab, &t->kv_len, t->p.batch * sizeof(int32_t), 0);
@@ -435,6 +453,7 @@ void trial_init(trial *t, lab *l, const problem *p)
     init_slots(t);
     init_kv(t);
     init_q(t);
+    init_q_centers(t);
     init_lengths(t);
     init_centers(t);
     init_head_values(t);
@@ -445,7 +464,7 @@ void trial_init(trial *t, lab *l, const problem *p)
 
 void trial_free(trial *t)
 {
-    view *views[] = {&t->k, &t->v, &t->q, &t->o, &t->lse, &t->state_head, &t->state_o};
+    view *views[] = {&t->k, &t->v, &t->q, &t->q_centers, &t->o, &t->lse, &t->state_head, &t->state_o};
     buffer *buffers[] = {&t->slots,         &t->seq_indptr,  &t->q_indptr,  &t->kv_len,       &t->page_table,
                          &t->sinks,         &t->slopes,      &t->tree_mask, &t->center_codes, &t->center_exponents,
                          &t->center_shifts, &t->center_rows, &t->stats};
@@ -489,6 +508,7 @@ nbl_attend_args trial_attend_args(const trial *t, enum side side)
     a.q_format = p->q_format;
     a.batch = p->batch;
     a.q = t->q.tensor[side];
+    a.q_centers = t->q_centers.tensor[side];
     a.o = t->o.tensor[side];
     a.lse = t->lse.tensor[side];
     a.state_head = t->state_head.tensor[side];

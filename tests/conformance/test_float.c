@@ -199,6 +199,106 @@ Test(blackwell_core, random_sweep_2)
     run_fp4(36000);
 }
 
+static void run_centred(uint64_t first_seed)
+{
+    lab l;
+    lab_open(&l);
+    for (uint32_t i = 0; i < lab_cases(60); ++i) {
+        problem p = fp4_problem(lab_seed(first_seed) + i);
+        p.q_centers = true;
+        trial_run(&l, &p);
+    }
+    lab_finish(&l);
+}
+
+Test(blackwell_core, centred_queries_1)
+{
+    run_centred(35500);
+}
+Test(blackwell_core, centred_queries_2)
+{
+    run_centred(36500);
+}
+
+/* More query heads than a block has rows share a kv head (NUM 7.5). */
+Test(blackwell_core, centred_queries_of_many_heads)
+{
+    static const uint32_t heads[] = {5, 9, 16, 17, 40, 71};
+    lab l;
+    lab_open(&l);
+    for (uint32_t i = 0; i < 2u * COUNT(heads); ++i) {
+        problem p = problem_default(lab_seed(37500) + i);
+        problem_formats(&p, i % 4u == 3u ? NBL_MXFP4 : NBL_NVFP4, NBL_FP8_E4M3);
+        p.q_format = NBL_Q_FP4;
+        p.q_centers = true;
+        p.q_heads = heads[i / 2u] * p.shape.kv_heads;
+        p.q_len[0] = 3;
+        p.kv_len[0] = 300;
+        p.shape.v_dim = i % 2u == 0 ? 64 : 256;
+        p.shape.centering = NBL_CENTERING_MEAN;
+        trial_run(&l, &p);
+    }
+    lab_finish(&l);
+}
+
+/* A centre of zeros gives the bytes of no centre. */
+Test(blackwell_core, centre_of_zeros)
+{
+    lab l;
+    lab_open(&l);
+    for (uint32_t i = 0; i < 4; ++i) {
+        trial plain, centred;
+        problem p = problem_default(lab_seed(37700) + i);
+        problem_formats(&p, i % 2u == 0 ? NBL_NVFP4 : NBL_MXFP4, NBL_FP8_E4M3);
+        p.q_format = NBL_Q_FP4;
+        p.q_len[0] = 5;
+        p.shape.centering = i / 2u == 0 ? 0 : NBL_CENTERING_MEAN;
+        trial_init(&plain, &l, &p);
+        trial_fill(&plain);
+        p.q_centers = true;
+        trial_init(&centred, &l, &p);
+        trial_fill(&centred);
+        buffer_fill(&l, &centred.q_centers.memory, 0);
+        if (trial_attend(&plain) && trial_attend(&centred)) {
+            for (uint32_t row = 0; row < 5; ++row)
+                trial_compare_rows(&plain, row, &centred, row, "zeros");
+        }
+        trial_free(&plain);
+        trial_free(&centred);
+    }
+    lab_finish(&l);
+}
+
+/* Queries with a common part: its centre takes most of their error away. */
+Test(blackwell_core, centred_queries_err_less)
+{
+    lab l;
+    lab_open(&l);
+    for (uint32_t i = 0; i < 3; ++i) {
+        double error[2] = {0}, lse_error;
+        for (uint32_t centred = 0; centred < 2; ++centred) {
+            problem p = problem_default(lab_seed(38500) + i);
+            trial t;
+            problem_formats(&p, i == 2 ? NBL_MXFP4 : NBL_NVFP4, NBL_FP8_E4M3);
+            p.q_format = NBL_Q_FP4;
+            p.q_centers = centred != 0;
+            p.kv_len[0] = 2000;
+            p.q_len[0] = 8;
+            p.q_data = DATA_OUTLIERS;
+            p.shape.centering = i == 0 ? 0 : NBL_CENTERING_MEAN;
+            p.center_mode = NBL_CENTER_COMPUTE;
+            p.k_scale = 0.02f;
+            trial_init(&t, &l, &p);
+            trial_append_part(&t, 0, t.tokens);
+            if (trial_attend_backend(&t))
+                error[centred] = trial_error(&t, &lse_error);
+            trial_free(&t);
+        }
+        cr_assert(error[1] <= 0.7 * error[0], "case %u: relative L2 %.5f, without centres %.5f", i, error[1], error[0]);
+    }
+    lab_finish(&l);
+}
+
 /* The same rows from one query at a time, and from the profile of any GPU. */
 Test(blackwell_core, profiles_give_the_same_bits)
 {

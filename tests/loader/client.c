@@ -86,14 +86,31 @@ Test(client, recipe_that_does_not_exist)
 {
     nbl_client client;
     nbl_error err = NBL_INIT(nbl_error);
+    nbl_policy policy;
     nbl_cache_config config;
     memset(&config, 0x5a, sizeof config);
     const nbl_cache_config before = config;
     cr_assert_eq(nbl_client_use(&client, nbl_get_api, &err), NBL_OK, "%s", err.message);
-    cr_assert_eq(nbl_client_config(&client, "kv3", 1, 1, 64, 1, 64, &config, &err), NBL_E_NOT_FOUND, "%s", err.message);
+    cr_assert_eq(nbl_client_config(&client, "kv3", 1, 1, 64, 1, 64, &policy, &config, &err), NBL_E_NOT_FOUND, "%s",
+                 err.message);
     cr_assert_eq(memcmp(&config, &before, sizeof config), 0, "a failed call wrote the configuration");
-    cr_assert_eq(nbl_client_config(&client, "kv4", 2, 3, 64, 5, 7, &config, &err), NBL_OK, "%s", err.message);
+    cr_assert_eq(nbl_client_config(&client, "kv4", 2, 3, 64, 5, 7, &policy, &config, &err), NBL_OK, "%s", err.message);
     cr_assert(config.shape.layers == 2 && config.shape.kv_heads == 3 && config.shape.k_dim == 64 &&
                   config.shape.v_dim == 64 && config.sequences_max == 5 && config.tokens_max == 7,
               "the configuration is another");
+    cr_assert(config.rules == policy.rules && config.rule_count == 0, "kv4 has rules");
+}
+
+Test(client, policy_of_those_who_name_none)
+{
+    nbl_client client;
+    nbl_error err = NBL_INIT(nbl_error);
+    nbl_policy policy;
+    nbl_cache_config config;
+    cr_assert_eq(nbl_client_use(&client, nbl_get_api, &err), NBL_OK, "%s", err.message);
+    cr_assert_eq(nbl_client_config(&client, NULL, 2, 3, 64, 5, 7, &policy, &config, &err), NBL_OK, "%s", err.message);
+    cr_assert(config.k_format == NBL_INT4P && config.v_format == NBL_INT4P && config.sink_tokens == 64, "not kv4");
+    cr_assert_eq(config.rule_count, 1, "%u rules", config.rule_count);
+    cr_assert_eq(config.rules, policy.rules, "the rules lie elsewhere");
+    cr_assert(config.rules[0].scope == NBL_SCOPE_RECENT && config.rules[0].tokens == 128, "no recent window");
 }

@@ -7,11 +7,10 @@ import numpy as np
 
 import corpus
 import runner
-from gemma3 import Array
+from transformer import Array
 
 PLACES = ["Oxford", "Lisbon", "Cairo", "Boston", "Vienna", "Tokyo", "Madrid", "Dublin"]
 DIGITS = 5
-PROMPTS = 8
 TEMPERATURE = 0.8
 
 
@@ -25,12 +24,13 @@ def state_of(e: object, policy: str, sequences: int, tokens: int) -> tuple[objec
 
 def haystack(e: object, length: int, seed: int) -> tuple[list[int], list[tuple[str, str]]]:
     """About length tokens of prose with one secret number per place at equal steps of depth."""
+    e.check(length)
     random = np.random.default_rng(seed)
     needles = [(place, "".join(map(str, random.integers(0, 10, DIGITS)))) for place in PLACES]
     sentences = [e.tokenizer.encode(f" The secret number of {place} is {number}.") for place, number in needles]
     room = length - sum(map(len, sentences)) - 64
     hay = e.tokenizer.encode(corpus.read(e.args.corpus, "verse")[20000 * (seed + 1):][:length * 8])[:room]
-    out, step = [e.model.bos], room // len(needles)
+    out, step = [*e.model.begin], room // len(needles)
     for n, sentence in enumerate(sentences):
         out += hay[n * step:(n + 1) * step] + sentence
     return out + hay[len(needles) * step:], needles
@@ -48,7 +48,7 @@ def recall(e: object, length: int, policy: str, contexts: int) -> dict:
             answer = e.tokenizer.encode(number)
             (hidden,) = runner.step(e.model, [state], [prompt + answer])
             state.truncate(len(tokens))
-            logits = hidden[len(prompt) - 1:len(prompt) + len(answer) - 1] @ e.model.embedding(slice(None)).T
+            logits = hidden[len(prompt) - 1:len(prompt) + len(answer) - 1] @ e.unembedding.T
             right = logits.argmax(axis=-1) == np.asarray(answer)
             top = logits.max(axis=-1)
             nll = np.log(np.exp(logits - top[:, None]).sum(axis=-1)) + top - logits[np.arange(len(answer)), answer]
@@ -58,6 +58,8 @@ def recall(e: object, length: int, policy: str, contexts: int) -> dict:
         if cache:
             cache.close()
     return {"rows": rows, "digits_percent": float(np.mean([r["digits_percent"] for r in rows])),
+            "digits_error": float(np.std([r["digits_percent"] for r in rows], ddof=1) / np.sqrt(len(rows))),
+            "nll_digit": float(np.mean([r["nll_digit"] for r in rows])),
             "found_percent": 100 * float(np.mean([r["found"] for r in rows]))}
 
 
@@ -73,22 +75,24 @@ def pick(hidden: Array, embedding: Array, noise: np.random.Generator) -> int:
     return int((logits + noise.gumbel(size=len(logits)).astype(np.float32)).argmax())
 
 
-def repetition(e: object, policy: str, count: int) -> dict:
+def repetition(e: object, policy: str, prompt: int, count: int, sequences: int) -> dict:
     """Rate of repeated n-grams in sampled continuations of prompts, all with the same random numbers."""
-    text = e.tokens("technical", 64 * PROMPTS * 2)[1:]
-    prompts = [[e.model.bos, *text[128 * i:128 * i + 63]] for i in range(PROMPTS)]
-    cache, states = state_of(e, policy, PROMPTS, 64 + count)
-    noises = [np.random.default_rng(i) for i in range(PROMPTS)]
-    embedding, made = e.model.embedding(slice(None)), [[] for _ in prompts]
-    last = [h[-1] for h in runner.step(e.model, states, prompts)]
+    text = e.tokens("technical", sequences * prompt)
+    prompts = [text[prompt * i:prompt * (i + 1)] for i in range(sequences)]
+    cache, states = state_of(e, policy, sequences, prompt + count)
+    noises = [np.random.default_rng(i) for i in range(sequences)]
+    made: list[list[int]] = [[] for _ in prompts]
+    last = [runner.prefill(e.model, state, tokens)[-1] for state, tokens in zip(states, prompts)]
     for _ in range(count):
-        new = [pick(h, embedding, noise) for h, noise in zip(last, noises)]
+        new = [pick(h, e.unembedding, noise) for h, noise in zip(last, noises)]
         for row, token in zip(made, new):
             row.append(token)
         last = [h[-1] for h in runner.step(e.model, states, [[token] for token in new])]
     if cache:
         cache.close()
-    rates = {n: [repeated(row, n) for row in made] for n in (2, 4)}
-    return {"policy": policy, "tokens": count * PROMPTS, "repeated_2": float(np.mean(rates[2])),
-            "repeated_4": float(np.mean(rates[4])),
-            "repeated_4_error": float(np.std(rates[4], ddof=1) / np.sqrt(PROMPTS))}
+    found = {"policy": policy, "prompt": prompt, "sequences": sequences, "tokens": count * sequences}
+    for n in (2, 4):
+        rates = [100 * repeated(row, n) for row in made]
+        found |= {f"repeated_{n}_percent": float(np.mean(rates)),
+                  f"repeated_{n}_error": float(np.std(rates, ddof=1) / np.sqrt(sequences))}
+    return found

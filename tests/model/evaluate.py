@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evaluation of recipes and policies on a real model: perplexity and KL, behaviour, stress. `./dev eval` runs it.
 
-Every measurement is a cell; its result is kept in OUT/cells and not computed again, so that a run can be stopped and
-started at any time. At the end all cells become OUT/*.csv and OUT/eval.json.
+Every measurement is a cell; its result is kept in OUT/MODEL/cells and not computed again, so that a run can be stopped
+and started at any time. At the end all cells there become OUT/MODEL/*.csv and eval.json. Remove the folder when the
+library computes something else than before.
 """
 
 from __future__ import annotations
@@ -12,21 +13,23 @@ import argparse
 import csv
 import json
 import re
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 
 import behaviour
 import corpus
+import models
 import runner
 import scores
 import stress
-from capture import locate_model
-from gemma3 import Array, Model
 from tensorfile import bf16_to_fp32, round_bf16
+from transformer import Array
 
 BF16, UNQUANTIZED = "bf16", "unquantized"
 MAIN = ["kv8", "k4v8", "kv4", "mxkv4", "qk4v8"]  # measured on every text
@@ -36,6 +39,8 @@ TRANSFORMS = ["kv4,sinks=0", "kv4,center=0", "kv4,center=1", "kv4,center=2", "kv
               "kv4,vhadamard=0"]
 WINDOWS = ["kv4,recent=128", "kv4,recent=256", "mxkv4,recent=128"]
 LAYERS = ["kv4,layers=first6:kv8", "kv4,layers=6-11:kv8", "kv4,layers=last6:kv8"]
+BEHAVIOUR = ["kv8", "kv4", "kv4,recent=128", "mxkv4", "qk4v8"]
+SWEPT = ["kv4,recent=128", "kv4", "kv8"]
 FLOATS = ["nvfp4", "nvfp4_4over6"]  # slow on the simulator, which models tensor cores: the short text only
 
 
@@ -43,12 +48,13 @@ class Evaluation:
     """The model, the device, and the cells."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        self.args, self.out = args, args.out
+        self.args, self.out = args, args.out / args.model
         (self.out / "cells").mkdir(parents=True, exist_ok=True)
-        self.model = Model(locate_model(args.gguf, args.model_dir), keep=True)
+        self.model = models.load(args.model, args.model_dir, args.gguf, keep=True)[0]
         self.device = runner.nibble.Device(args.backend, threads=args.threads, library=str(args.library))
         self.tokenizer = self.model.tokenizer()
         self.bases: dict[str, scores.Base] = {}
+        self.heads: list[Array] = []
         self.queue: list[tuple[str, Callable[[], dict]]] = []
 
     def say(self, text: str, end: str = "\n") -> None:
@@ -59,6 +65,11 @@ class Evaluation:
         """One more cell, if it is asked for."""
         if re.search(self.args.match, name):
             self.queue.append((name, function))
+
+    def check(self, count: int) -> None:
+        """Refuses more tokens than the model was made for."""
+        if count > self.model.context:
+            raise ValueError(f"{count} tokens are too many for {self.args.model} (allowed: {self.model.context})")
 
     def path(self, name: str) -> Path:
         """Where a cell is kept."""
@@ -73,19 +84,33 @@ class Evaluation:
             begin = time.monotonic()
             result = function()
             result["seconds"] = round(time.monotonic() - begin, 1)
-            self.path(name).write_text(json.dumps(result, indent=1) + "\n")
+            partial = self.path(name).with_suffix(".partial")
+            partial.write_text(json.dumps({"cell": name, **result}, indent=1) + "\n")
+            partial.rename(self.path(name))
             left = (time.monotonic() - started) / (done + 1) * (len(todo) - done - 1)
             self.say(f"[{done + 1}/{len(todo)}] {name}: {brief(result)} ({result['seconds']} s, about "
                      f"{left / 60:.0f} min left)")
 
     def results(self) -> dict[str, dict]:
-        """The cells on file."""
-        return {name: json.loads(self.path(name).read_text()) for name, _ in self.queue if self.path(name).exists()}
+        """The cells on file, of this run and of earlier ones."""
+        found = (json.loads(path.read_text()) for path in sorted((self.out / "cells").glob("*.json")))
+        return {cell.pop("cell"): cell for cell in found}
+
+    @property
+    def unembedding(self) -> Array:
+        """All of the matrix, dequantized once."""
+        if not self.heads:
+            self.heads.append(self.model.unembedding(slice(None)))
+        return self.heads[0]
 
     def tokens(self, text: str, count: int) -> list[int]:
-        """The begin marker and the first pieces of a text, after its front matter."""
+        """The begin marker, if the model knows one, and the first pieces of a text, after its front matter."""
+        self.check(count)
         body = corpus.read(self.args.corpus, text)[3000:]
-        return [self.model.bos, *self.tokenizer.encode(body[:count * 8])][:count]
+        found = [*self.model.begin, *self.tokenizer.encode(body[:count * 8])][:count]
+        if len(found) < count:
+            raise ValueError(f"the text {text} has {len(found)} tokens (needed: {count})")
+        return found
 
     def base(self, text: str, count: int) -> scores.Base:
         """The unquantized run, kept on file."""
@@ -99,8 +124,10 @@ class Evaluation:
             else:
                 self.say(f"eval: unquantized run of {key}")
                 hidden = runner.prefill(self.model, runner.Exact(self.model), tokens)
-                made = scores.make_base(self.model, tokens, hidden, self.args.vocabulary)
-                np.savez(path, hidden=hidden, perplexity=made.perplexity, pieces=made.pieces, outside=made.outside)
+                made = scores.make_base(self.model, tokens, hidden)
+                partial = path.with_suffix(".partial.npz")
+                np.savez(partial, hidden=hidden, perplexity=made.perplexity, pieces=made.pieces, outside=made.outside)
+                partial.rename(path)
             self.bases = {key: made}
         return self.bases[key]
 
@@ -135,7 +162,7 @@ class Evaluation:
         rounded = runner.prefill(self.model, runner.Exact(self.model, lambda x: bf16_to_fp32(round_bf16(x))),
                                  base.tokens)
         found = scores.compare(self.model, base, {"bf16": hidden, "rounded": rounded})
-        embedding = self.model.embedding(base.pieces)
+        embedding = self.model.unembedding(base.pieces)
         gap = np.abs((hidden - rounded) @ embedding.T)
         spread = (rounded @ embedding.T).std()
         return {"text": text, "length": count, "kl_bf16": float(found["bf16"]["kl"].mean()),
@@ -153,35 +180,47 @@ def brief(result: dict) -> str:
     """The figures of a cell that tell most."""
     if "rise_percent" in result:
         return f"{result['rise_percent']:+.2f} +- {result['rise_error']:.2f} %, KL {result['kl']:.5f}"
-    return ", ".join(f"{k} {v:.4g}" for k, v in result.items() if isinstance(v, float) and k != "seconds")
+    found = [f"{k} {v:.4g}" for k, v in result.items() if isinstance(v, float) and k != "seconds"]
+    return ", ".join(found) or ", ".join(f"{len(v)} {k}" for k, v in result.items() if isinstance(v, list))
+
+
+def add_perplexity(e: Evaluation, text: str, count: int, policies: list[str], decoded: bool = False) -> None:
+    """Cells of one text; decoded: in steps that are short beside a recent window, scored in the second half."""
+    how = (count // 2, 64) if decoded else ()
+    for policy in policies:
+        e.add(f"perplexity {text} {count} {policy}{' decoded' * decoded}",
+              lambda p=policy: e.perplexity(text, count, p, *how))
 
 
 def plan_round1(e: Evaluation, length: int, quick: bool) -> None:
     """Perplexity and KL."""
-    def add(text: str, count: int, policy: str, *how: int) -> None:
-        e.add(" ".join(["perplexity", text, str(count), policy, *(["decoded"] if how else [])]),
-              lambda: e.perplexity(text, count, policy, *how))
-
-    e.add("validation prose 512", lambda: e.validation("prose", 512))
-    for policy in ["nvfp4", "kv4"] if quick else [*FLOATS, "kv4", "mxkv4"]:
-        add("prose", 512, policy)
-    for policy in MAIN:
-        add("prose", length, policy)
-    for policy in WINDOWS[:1] if quick else WINDOWS:  # as in decoding: chunks are short beside the window
-        add("prose", length, policy, length // 2, 64)
-    for policy in [] if quick else BLOCKS + TRANSFORMS + LAYERS:
-        add("prose", length, policy)
-    for policy in [] if quick else MAIN:
-        add("technical", length, policy)
+    main, *others = e.args.texts
+    if e.args.policies:
+        for text in e.args.texts:
+            add_perplexity(e, text, length, e.args.policies, decoded=True)
+        return
+    e.add(f"validation {main} 512", lambda: e.validation(main, 512))
+    add_perplexity(e, main, 512, ["nvfp4", "kv4"] if quick else [*FLOATS, "kv4", "mxkv4"])
+    add_perplexity(e, main, length, MAIN)
+    add_perplexity(e, main, length, WINDOWS[:1] if quick else WINDOWS, decoded=True)
+    if quick:
+        return
+    add_perplexity(e, main, length, BLOCKS + TRANSFORMS + LAYERS)
+    for text in others:
+        add_perplexity(e, text, length, MAIN)
+        add_perplexity(e, text, length, WINDOWS[:1], decoded=True)
 
 
 def plan_round2(e: Evaluation, length: int, quick: bool) -> None:
     """Recall and repetition."""
-    policies = [UNQUANTIZED, "kv4"] if quick else [UNQUANTIZED, "kv8", "kv4", "kv4,recent=128", "mxkv4", "qk4v8"]
+    policies = [UNQUANTIZED, *(e.args.policies or (["kv4"] if quick else BEHAVIOUR))]
+    for count in [length] if quick else e.args.recall or [length]:
+        for policy in policies:
+            e.add(f"recall {count} x{e.args.contexts} {policy}",
+                  lambda n=count, p=policy: behaviour.recall(e, n, p, e.args.contexts))
+    how = (96, 16, 4) if quick else (e.args.prompt_tokens, e.args.new_tokens, e.args.prompts)
     for policy in policies:
-        e.add(f"recall {length} {policy}", lambda p=policy: behaviour.recall(e, length, p, e.args.contexts))
-    for policy in policies:
-        e.add(f"repetition {policy}", lambda p=policy: behaviour.repetition(e, p, 16 if quick else e.args.new_tokens))
+        e.add(f"repetition {' '.join(map(str, how))} {policy}", lambda p=policy: behaviour.repetition(e, p, *how))
 
 
 def plan_round3(e: Evaluation, length: int, quick: bool) -> None:
@@ -192,11 +231,13 @@ def plan_round3(e: Evaluation, length: int, quick: bool) -> None:
 
 
 def plan_sweep(e: Evaluation, _length: int, quick: bool) -> None:
-    """Longer texts."""
-    for policy in [] if quick else ["kv4,recent=128", "kv4", "kv8"]:
-        for count in e.args.sweep:
-            e.add(f"perplexity technical {count} {policy} decoded",
-                  lambda n=count, p=policy: e.perplexity("technical", n, p, n // 2, 64))
+    """Longer texts, decoded."""
+    for count in [] if quick else e.args.sweep:
+        for text in e.args.texts:
+            add_perplexity(e, text, count, e.args.policies or SWEPT, decoded=True)
+
+
+PLANS = {"1": plan_round1, "3": plan_round3, "2": plan_round2, "4": plan_sweep}
 
 
 def write_tables(out: Path, results: dict[str, dict]) -> None:
@@ -222,38 +263,97 @@ def write_tables(out: Path, results: dict[str, dict]) -> None:
     print("\n".join(f"{out / kind}.csv: {len(rows)} rows" for kind, rows in tables.items()))
 
 
-def main() -> None:
+def positive(text: str) -> int:
+    """A number of tokens or of other things."""
+    if not text.isascii() or not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
+
+
+def numbers(text: str) -> list[int]:
+    """A comma list of them."""
+    return [positive(part) for part in text.split(",")]
+
+
+def names(known: Iterable[str]) -> Callable[[str], list[str]]:
+    """A comma list of known names."""
+    def parse(text: str) -> list[str]:
+        for name in text.split(","):
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name!r} is unknown (known: {', '.join(known)})")
+        return text.split(",")
+    return parse
+
+
+def pattern(text: str) -> re.Pattern:
+    """A regular expression."""
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from error
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends with the message."""
+        self.exit(2, f"eval: {message} (--help lists all options)\n")
+
+
+def parse_args() -> argparse.Namespace:
     """Command line."""
-    p = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    p.add_argument("--quick", action="store_true", help="short texts and few policies: minutes")
-    p.add_argument("--only", default="1,3,2,4",
-                   help="in this order: 1 perplexity, 2 behaviour, 3 stress, 4 longer texts")
-    p.add_argument("--match", default="", metavar="REGEX", help="only measurements of such names")
+    p = Parser(prog="eval", description=__doc__.split("\n", 1)[0], allow_abbrev=False)
+    p.add_argument("--quick", action="store_true", help="512 tokens and few policies: minutes")
+    p.add_argument("--model", choices=models.SOURCES, default=models.DEFAULT)
+    p.add_argument("--only", type=names(PLANS), default=list(PLANS),
+                   help="in this order: 1 perplexity, 2 behaviour, 3 stress, 4 longer texts (default: 1,3,2,4)")
+    p.add_argument("--match", type=pattern, default="", metavar="REGEX", help="only measurements of such names")
+    p.add_argument("--length", type=positive, help="tokens of a text in rounds 1 and 2 (default 2048)")
+    p.add_argument("--texts", type=names(corpus.TEXTS), default=["prose", "technical"],
+                   help="the first is the one that everything is measured on; known: " + ", ".join(corpus.TEXTS))
+    p.add_argument("--policies", nargs="+", metavar="POLICY",
+                   help="measured in rounds 1, 2 and 4, instead of those of docs/accuracy.md")
+    p.add_argument("--sweep", type=numbers, default=[4096, 8192], help="tokens of the longer texts")
+    p.add_argument("--recall", type=numbers, help="tokens of the contexts of recall (default: --length)")
+    p.add_argument("--contexts", type=positive, default=2, help="of recall, eight needles each")
+    p.add_argument("--prompts", type=positive, default=8, help="continued, for repetition")
+    p.add_argument("--prompt-tokens", type=positive, default=320,
+                   help="of each: more than sinks and a recent window hold")
+    p.add_argument("--new-tokens", type=positive, default=96, help="generated per prompt")
     p.add_argument("--out", type=Path, default=Path("build/eval"))
     p.add_argument("--corpus", type=Path, default=Path("build/corpus"))
     p.add_argument("--library", type=Path, default=Path("build/lib/libnibble.so.1"))
     p.add_argument("--tool", type=Path, default=Path("build/bin/nibble"))
-    p.add_argument("--gguf", type=Path, help="a GGUF of Gemma 3 (default: the package's)")
+    p.add_argument("--gguf", type=Path, help="a GGUF of the model's architecture (default: the packages')")
     p.add_argument("--model-dir", type=Path, default=Path("build/model"))
     p.add_argument("--backend", default="sim")
     p.add_argument("--threads", type=int, default=0)
-    p.add_argument("--length", type=int, default=2048, help="tokens of a text in rounds 1 and 2")
-    p.add_argument("--sweep", type=lambda text: [int(n) for n in text.split(",")], default=[4096, 8192],
-                   help="tokens of the longer texts of round 3, at most 32768 for Gemma 3 270M")
-    p.add_argument("--contexts", type=int, default=2, help="of recall, eight needles each")
-    p.add_argument("--new-tokens", type=int, default=96, help="generated per prompt, of eight, for repetition")
-    p.add_argument("--vocabulary", type=int, default=32768, help="pieces that are scored (tests/model/scores.py)")
     args = p.parse_args()
-    if args.quick:
-        args.out, args.length = args.out / "quick", 512
-    e = Evaluation(args)
-    plans = {"1": plan_round1, "2": plan_round2, "3": plan_round3, "4": plan_sweep}
-    for number in args.only.split(","):
-        plans[number](e, args.length, args.quick)
+    if args.quick and args.length:
+        p.error("--quick has a length of its own (allowed: --quick or --length)")
+    args.length = 512 if args.quick else args.length or 2048
+    args.out = args.out / "quick" if args.quick else args.out
+    return args
+
+
+def main() -> None:
+    """Command line entry."""
+    args = parse_args()
     try:
-        e.run()
-    finally:
-        write_tables(args.out, e.results())
+        e = Evaluation(args)
+        for number in args.only:
+            PLANS[number](e, args.length, args.quick)
+        if not e.queue:
+            raise ValueError("no measurement has such a name (--only, --match)")
+        try:
+            e.run()
+        finally:
+            write_tables(e.out, e.results())
+    except KeyboardInterrupt:
+        sys.exit("eval: stopped; the same command goes on from here")
+    except (OSError, ValueError, subprocess.CalledProcessError, runner.nibble.Error) as error:
+        sys.exit(f"eval: {error}")
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-import gemma3
-from gemma3 import Array, Capture, Model
+import transformer
+from transformer import Array, Capture, Model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docs/examples/python"))
 import nibble  # noqa: E402
@@ -36,13 +36,13 @@ class Exact:
         self.v[layer] = [np.concatenate([*self.v[layer], self.rounding(c.v)])]
         k, v, q, window = self.k[layer][0], self.v[layer][0], self.rounding(c.q), self.model.window_of(layer)
         group, first, out = c.q.shape[1] // c.k.shape[1], len(k) - len(q), np.empty_like(q)
-        for at in range(0, len(q), gemma3.ROWS):
-            rows = slice(at, min(at + gemma3.ROWS, len(q)))
+        for at in range(0, len(q), transformer.ROWS):
+            rows = slice(at, min(at + transformer.ROWS, len(q)))
             start = max(0, first + at - window + 1) if window else 0
             end = first + rows.stop
             for h in range(k.shape[1]):
                 heads = slice(h * group, (h + 1) * group)
-                p = gemma3.probabilities(q[rows, heads], k[start:end, h], first + at, start, window,
+                p = transformer.probabilities(q[rows, heads], k[start:end, h], first + at, start, window,
                                          self.model.sm_scale)
                 out[rows, heads] = np.matmul(p, v[start:end, h]).transpose(1, 0, 2)
         return out
@@ -95,7 +95,7 @@ def step(model: Model, states: list, tokens: list[list[int]]) -> list[Array]:
         return np.concatenate([s.attend(layer, Capture(c.q[a:b], c.k[a:b], c.v[a:b]))
                                for s, a, b in zip(states, cuts, cuts[1:])])
 
-    hidden = gemma3.run(model, [t for row in tokens for t in row], positions, attend)
+    hidden = model.run([t for row in tokens for t in row], positions, attend)
     for state, row in zip(states, tokens):
         state.advance(len(row))
     return [hidden[a:b] for a, b in zip(cuts, cuts[1:])]

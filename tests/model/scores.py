@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gemma3 import Array, Model
+from transformer import Array, Model
 
 ROWS, PIECES = 64, 8192  # of a block of logits: it stays in the cache of a core
+KEPT = 32768  # pieces that are scored
 
 
 @dataclass
@@ -29,29 +30,31 @@ class Base:
     outside: float
 
 
-def _log_sums(hidden: Array, embedding: Array) -> NDArray[np.float64]:
-    """log sum exp of the logits of each row."""
+def _logits(hidden: Array, embedding: Array, out: Array) -> NDArray[np.float64]:
+    """Logits of each row, into out, block by block; returns their log sum exp."""
     top = np.full(len(hidden), -np.inf, np.float32)
     total = np.zeros(len(hidden))
     for a in range(0, len(embedding), PIECES):
-        logits = hidden @ embedding[a:a + PIECES].T
+        logits = np.matmul(hidden, embedding[a:a + PIECES].T, out=out[:, a:a + PIECES])
         high = np.maximum(top, logits.max(axis=-1))
         total = total * np.exp(top - high) + np.exp(logits - high[:, None]).sum(axis=-1, dtype=np.float64)
         top = high
     return np.log(total) + top
 
 
-def make_base(model: Model, tokens: list[int], hidden: Array, keep: int) -> Base:
-    """Scores the base over the whole vocabulary and picks the keep likeliest pieces, and all that the text uses."""
-    embedding, count = model.embedding(slice(None)), len(tokens) - 1
+def make_base(model: Model, tokens: list[int], hidden: Array) -> Base:
+    """Scores the base over the whole vocabulary and picks the KEPT likeliest pieces, and all that the text uses."""
+    embedding, count = model.unembedding(slice(None)), len(tokens) - 1
     mass, nll = np.zeros(len(embedding)), np.zeros(count)
+    block = np.empty((ROWS, len(embedding)), np.float32)
     for at in range(0, count, ROWS):
         rows = slice(at, min(at + ROWS, count))
-        lse = _log_sums(hidden[rows], embedding)
-        nll[rows] = lse - np.einsum("td,td->t", hidden[rows], embedding[np.asarray(tokens[1:])[rows]])
+        logits = block[:rows.stop - at]
+        lse = _logits(hidden[rows], embedding, logits)
+        nll[rows] = lse - logits[np.arange(len(logits)), np.asarray(tokens[1:])[rows]]
         for a in range(0, len(embedding), PIECES):
-            mass[a:a + PIECES] += np.exp(hidden[rows] @ embedding[a:a + PIECES].T - lse[:, None]).sum(axis=0)
-    chosen = np.union1d(np.argsort(mass)[-keep:], np.asarray(tokens))
+            mass[a:a + PIECES] += np.exp(logits[:, a:a + PIECES] - lse[:, None]).sum(axis=0)
+    chosen = np.union1d(np.argsort(mass)[-KEPT:], np.asarray(tokens))
     return Base(tokens, hidden, float(np.exp(nll.mean())), chosen, float(1 - mass[chosen].sum() / mass.sum()))
 
 
@@ -62,7 +65,7 @@ def compare(model: Model, base: Base, runs: dict[str, Array], first: int = 0) ->
         kl    sum p_base log(p_base / p), in nats
         top1  1 where the likeliest piece is the base's
     """
-    embedding, out = model.embedding(base.pieces), {}
+    embedding, out = model.unembedding(base.pieces), {}
     target = np.searchsorted(base.pieces, np.asarray(base.tokens[1:]))
     end = len(base.tokens) - 1
     for name in ("base", *runs):

@@ -9,9 +9,9 @@ import subprocess
 
 import numpy as np
 
-import gemma3
 import runner
 import tensorfile
+import transformer
 
 RECIPES = "kv8,k4v8,kv4,mxkv4,qk4v8"
 Q_ROWS = 32
@@ -19,7 +19,7 @@ Q_ROWS = 32
 
 def capture(e: object, text: str, count: int) -> tuple[dict, dict]:
     """Tensors of all layers in BF16 and the metadata that `nibble compare` reads."""
-    _, kept = gemma3.forward(e.model, e.tokens(text, count), list(range(e.model.layers)))
+    _, kept = transformer.forward(e.model, e.tokens(text, count), list(range(e.model.layers)))
     tensors = {f"layers.{n}.{name}": tensorfile.round_bf16(x) for n, c in kept.items()
                for name, x in (("q", c.q[-Q_ROWS:]), ("k", c.k), ("v", c.v))}
     meta = {"sm_scale": repr(e.model.sm_scale), **{f"layers.{n}.window": str(e.model.window_of(n)) for n in kept}}

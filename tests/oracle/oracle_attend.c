@@ -59,6 +59,9 @@ typedef struct query_row {
     int64_t position;
     oracle_vector q;
     float q_values[ORACLE_DIM_MAX]; /* float core */
+    int32_t q_exponent;             /* Blackwell core */
+    oracle_vector centre[2];        /* m0 and m1 of NUM 7.5 */
+    int32_t centre_exponent[2];
     float cq_row;
     float cq_unscaled; /* without the head's scale */
     float cs_row;
@@ -198,24 +201,53 @@ static int32_t block_log2(uint32_t block)
     return n;
 }
 
+static bool has_q_centers(const nbl_attend_args *args)
+{
+    return args->q_format == NBL_Q_FP4 && args->q_centers.data != NULL;
+}
+
+/* Of the K centre of the row's head. */
+static uint64_t center_index(const query_row *row)
+{
+    const nbl_centers *centers = &row->args->centers;
+    uint64_t center = centers->rows != NULL ? (uint64_t)centers->rows[row->b] : row->b;
+    return center * row->args->pool->shape->kv_heads + row->kv->head;
+}
+
+/* NUM 6.6: the offset of some values taken for a row; unit is that of its products. */
+static float float_offset(const query_row *row, const float *values, float unit)
+{
+    const nbl_centers *centers = &row->args->centers;
+    uint64_t at = center_index(row), dim = row->args->pool->shape->k_dim;
+    float r[16] = {0};
+    for (uint32_t d = 0; d < dim; d++) {
+        r[d % 16] = fmaf(values[d], (float)centers->codes[at * dim + d], r[d % 16]);
+    }
+    return ldexpf(oracle_tree(r), centers->exponents[at] - EXPONENT_BIAS) * unit;
+}
+
 /* NUM 5.7: the centre's part of every logit of the row. */
 static float center_offset(const query_row *row)
 {
     const nbl_kv_shape *shape = row->args->pool->shape;
     const nbl_centers *centers = &row->args->centers;
-    uint64_t center = centers->rows != NULL ? (uint64_t)centers->rows[row->b] : row->b;
-    uint64_t at = center * shape->kv_heads + row->kv->head;
+    uint64_t at = center_index(row);
     int64_t sum = 0;
 
     if ((shape->centering & NBL_CENTERING_MEAN) == 0 || row->args->kv_len[row->b] == 0) {
         return 0.0f;
     }
     if (row->kv->is_float) {
-        float r[16] = {0};
-        for (uint32_t d = 0; d < shape->k_dim; d++) {
-            r[d % 16] = fmaf(row->q_values[d], (float)centers->codes[at * shape->k_dim + d], r[d % 16]);
+        float offset = float_offset(row, row->q_values, row->cq_unscaled);
+        if (has_q_centers(row->args)) {
+            float part[2];
+            for (int i = 0; i < 2; i++) {
+                float unit = ldexpf(row->cq_unscaled, row->centre_exponent[i] - row->q_exponent);
+                part[i] = float_offset(row, row->centre[i].values, unit);
+            }
+            offset += part[0] + part[1];
         }
-        return ldexpf(oracle_tree(r), centers->exponents[at] - EXPONENT_BIAS) * row->cq_unscaled;
+        return offset;
     }
     for (uint32_t d = 0; d < shape->k_dim; d++) {
         sum += (int64_t)row->q.codes[d] * centers->codes[at * shape->k_dim + d];
@@ -224,7 +256,7 @@ static float center_offset(const query_row *row)
 }
 
 /* NUM 7.1: the row in K's format, times 2^-E; E is returned. */
-static int32_t quantize_fp4(const nbl_attend_args *args, const float *x, uint32_t dim, query_row *row)
+static int32_t quantize_fp4(const nbl_attend_args *args, const float *x, uint32_t dim, oracle_vector *out)
 {
     uint32_t format = args->pool->regions[0].k_format;
     float largest = 0.0f;
@@ -240,9 +272,48 @@ static int32_t quantize_fp4(const nbl_attend_args *args, const float *x, uint32_
     for (uint32_t d = 0; d < dim; d++) {
         scaled[d] = ldexpf(x[d], -e);
     }
-    oracle_quantize(format, NBL_RULE_DEFAULT, scaled, dim, &row->q, NULL);
-    memcpy(row->q_values, row->q.values, sizeof row->q_values);
+    oracle_quantize(format, NBL_RULE_DEFAULT, scaled, dim, out, NULL);
     return e;
+}
+
+/* A row of q or q_centers, transformed (NUM 3.1, 4.5, 4.1). */
+static void load_row(const query_row *row, const nbl_tensor *tensor, uint64_t at, float *x)
+{
+    const nbl_kv_shape *shape = row->args->pool->shape;
+    for (uint32_t d = 0; d < shape->k_dim; d++) {
+        x[d] = oracle_tensor_get(tensor, at, row->h, d, 0);
+    }
+    oracle_sanitize(x, shape->k_dim, NULL);
+    if ((shape->centering & NBL_CENTERING_SHIFT) != 0) {
+        oracle_shift(x, shape->k_dim, row->args->centers.shifts + center_index(row) * shape->k_dim, -1);
+    }
+    oracle_hadamard(x, shape->k_dim, shape->k_hadamard);
+}
+
+/* NUM 7.5: x loses the centre, which is quantized in two parts. */
+static void take_centre(query_row *row, float *x)
+{
+    const nbl_attend_args *args = row->args;
+    uint32_t dim = args->pool->shape->k_dim;
+    float m[ORACLE_DIM_MAX];
+
+    load_row(row, &args->q_centers, row->b, m);
+    for (uint32_t d = 0; d < dim; d++) {
+        x[d] -= m[d];
+    }
+    row->centre_exponent[0] = quantize_fp4(args, m, dim, &row->centre[0]);
+    for (uint32_t d = 0; d < dim; d++) {
+        m[d] -= ldexpf(row->centre[0].values[d], row->centre_exponent[0]);
+    }
+    row->centre_exponent[1] = quantize_fp4(args, m, dim, &row->centre[1]);
+}
+
+/* NUM 7.5: the score of the row and a token with the centre's product. */
+static float add_centre(const query_row *row, const oracle_vector *k, float x)
+{
+    float y = ldexpf(oracle_dot_fp4(&row->centre[0], k), row->centre_exponent[0]);
+    y = fmaf(oracle_dot_fp4(&row->centre[1], k), ldexpf(1.0f, row->centre_exponent[1]), y);
+    return fmaf(y, ldexpf(1.0f, -row->q_exponent), x);
 }
 
 /* NUM 5.1 and the per-row constants of 5.3. */
@@ -262,16 +333,7 @@ static void row_init(query_row *row, kv_head *kv, uint32_t i, uint32_t h)
     row->t = (uint64_t)args->q_indptr[kv->b] + i;
     row->h = h;
     row->position = (int64_t)args->kv_len[kv->b] - (args->q_indptr[kv->b + 1] - args->q_indptr[kv->b]) + i;
-    for (uint32_t d = 0; d < shape->k_dim; d++) {
-        x[d] = oracle_tensor_get(&args->q, row->t, h, d, 0);
-    }
-    oracle_sanitize(x, shape->k_dim, NULL);
-    if ((shape->centering & NBL_CENTERING_SHIFT) != 0) {
-        uint64_t center = args->centers.rows != NULL ? (uint64_t)args->centers.rows[kv->b] : kv->b;
-        uint64_t at = center * shape->kv_heads + kv->head;
-        oracle_shift(x, shape->k_dim, args->centers.shifts + at * shape->k_dim, -1);
-    }
-    oracle_hadamard(x, shape->k_dim, shape->k_hadamard);
+    load_row(row, &args->q, row->t, x);
     oracle_quantize_query(args->q_format, x, shape->k_dim, &row->q);
     exponent = row->q.exponent - block_log2(shape->k_hadamard);
     if (kv->is_float) {
@@ -282,7 +344,12 @@ static void row_init(query_row *row, kv_head *kv, uint32_t i, uint32_t h)
         exponent = -block_log2(shape->k_hadamard);
     }
     if (kv->is_fp4) {
-        exponent += quantize_fp4(args, x, shape->k_dim, row);
+        if (has_q_centers(args)) {
+            take_centre(row, x);
+        }
+        row->q_exponent = quantize_fp4(args, x, shape->k_dim, &row->q);
+        memcpy(row->q_values, row->q.values, sizeof row->q_values);
+        exponent += row->q_exponent;
     }
     row->cq_unscaled = ldexpf(sm_scale * log2e, exponent);
     row->cq_row = ldexpf(sm_scale * log2e * oracle_head_scale(args->pool, ORACLE_K, args->layer, kv->head), exponent);
@@ -311,6 +378,9 @@ static void token_logit(const query_row *row, int64_t j, float *x, float *a)
         *x = kv->is_fp4
                  ? oracle_dot_fp4(&row->q, &kv->k_fp4[j])
                  : oracle_dot(0.0f, row->q_values, kv->k_values + (uint64_t)j * kv->k_stride, kv->k_stride, kv->k_fp16);
+        if (has_q_centers(row->args)) {
+            *x = add_centre(row, &kv->k_fp4[j], *x);
+        }
     }
     if (row->args->soft_cap != 0.0f) {
         *x = oracle_tanhp(*x * row->cs_row);

@@ -293,6 +293,7 @@ typedef struct nbl_cache_attend_args {
     const float *sinks;
     const uint32_t *tree_mask;
     nbl_stream stream;
+    nbl_tensor q_centers; /**< [B, Hq, Dk] device memory, or absent. Since 1.1 */
 } nbl_cache_attend_args;
 
 /** What the caller of nbl_get_api wants. */
@@ -970,7 +971,8 @@ typedef struct nbl_api_v1 {
     nbl_status (*snapshot_load)(nbl_cache *cache, const char *path, uint64_t *out_sequence, nbl_error *err);
 
     /** Turns a policy (docs/kv-cache.md, "Policies") into data: a recipe and modifiers, for instance
-     * "kv4,sinks=64,recent=256,layers=last4:kv8".
+     * "kv4,sinks=64,recent=256,layers=last4:kv8". "default", which may have modifiers too, is the policy for those who
+     * have no reason to take another: "kv4,recent=128" (docs/accuracy.md).
      *
      * @param layers  of the model; names in layers=... are checked against it
      * @retval NBL_OK

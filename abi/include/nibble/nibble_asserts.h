@@ -200,7 +200,7 @@ NBL_ASSERT_FIELD(nbl_append_coded_args, scale_token, 432);
 NBL_ASSERT_FIELD(nbl_append_coded_args, stats, 440);
 NBL_ASSERT_FIELD(nbl_append_coded_args, stream, 448);
 
-NBL_ASSERT_SIZE(nbl_attend_args);
+NBL_STATIC_ASSERT(sizeof(nbl_attend_args) == 776u, "size of nbl_attend_args");
 NBL_ASSERT_FIELD(nbl_attend_args, struct_size, 0);
 NBL_ASSERT_FIELD(nbl_attend_args, flags, 4);
 NBL_ASSERT_FIELD(nbl_attend_args, next, 8);
@@ -234,6 +234,7 @@ NBL_ASSERT_FIELD(nbl_attend_args, centers, 608);
 NBL_ASSERT_FIELD(nbl_attend_args, workspace, 648);
 NBL_ASSERT_FIELD(nbl_attend_args, workspace_bytes, 656);
 NBL_ASSERT_FIELD(nbl_attend_args, stream, 664);
+NBL_ASSERT_FIELD(nbl_attend_args, q_centers, 680);
 
 NBL_ASSERT_SIZE(nbl_gather_args);
 NBL_ASSERT_FIELD(nbl_gather_args, struct_size, 0);
@@ -455,7 +456,7 @@ NBL_ASSERT_FIELD(nbl_cache_append_args, k, 40);
 NBL_ASSERT_FIELD(nbl_cache_append_args, v, 136);
 NBL_ASSERT_FIELD(nbl_cache_append_args, stream, 232);
 
-NBL_ASSERT_SIZE(nbl_cache_attend_args);
+NBL_STATIC_ASSERT(sizeof(nbl_cache_attend_args) == 496u, "size of nbl_cache_attend_args");
 NBL_ASSERT_FIELD(nbl_cache_attend_args, struct_size, 0);
 NBL_ASSERT_FIELD(nbl_cache_attend_args, flags, 4);
 NBL_ASSERT_FIELD(nbl_cache_attend_args, next, 8);
@@ -478,6 +479,7 @@ NBL_ASSERT_FIELD(nbl_cache_attend_args, alibi_slopes, 360);
 NBL_ASSERT_FIELD(nbl_cache_attend_args, sinks, 368);
 NBL_ASSERT_FIELD(nbl_cache_attend_args, tree_mask, 376);
 NBL_ASSERT_FIELD(nbl_cache_attend_args, stream, 384);
+NBL_ASSERT_FIELD(nbl_cache_attend_args, q_centers, 400);
 
 NBL_ASSERT_SIZE(nbl_prefix);
 NBL_ASSERT_FIELD(nbl_prefix, struct_size, 0);

@@ -7,7 +7,7 @@
  *     nbl_client nbl;
  *     nbl_cache *cache;
  *     if (nbl_client_open(&nbl, NULL, &err) || nbl_client_device(&nbl, "sim", &err) ||
- *         nbl_client_cache(&nbl, "kv4", layers, kv_heads, head_dim, sequences, tokens, &cache, &err))
+ *         nbl_client_cache(&nbl, "default", layers, kv_heads, head_dim, sequences, tokens, &cache, &err))
  *         return fail(err.message);
  *     nbl.api->cache_append(cache, ...);
  *
@@ -129,24 +129,30 @@ static inline nbl_status nbl_client_device(nbl_client *client, const char *backe
     return status;
 }
 
-/** Fills the configuration of a managed cache from a recipe, for keys and values of one head dimension; pages of 64
+/** Fills the configuration of a managed cache from a policy, for keys and values of one head dimension; pages of 64
  *  tokens. Every field may be changed before cache_create.
  *
- * @param recipe         as nbl_api_v1.recipe_parse: "kv4", "k4v8", "kv8" ...
+ * @param policy         as nbl_api_v1.policy_parse: "kv4", "kv8", "kv4,recent=256" ...; NULL: "default"
  * @param sequences_max  sequences alive at one time
  * @param tokens_max     tokens of all sequences together
+ * @param out_policy     the policy as data; out_config points to its rules
  * @retval NBL_OK
- * @retval NBL_E_NOT_FOUND  no such recipe
- * @retval NBL_E_INVALID    a dimension is out of range
+ * @retval NBL_E_UNSUPPORTED  the library is of ABI 1.0, which has no policies
+ * @retval other              as policy_parse
  */
-static inline nbl_status nbl_client_config(const nbl_client *client, const char *recipe, uint32_t layers,
+static inline nbl_status nbl_client_config(const nbl_client *client, const char *policy, uint32_t layers,
                                            uint32_t kv_heads, uint32_t head_dim, uint32_t sequences_max,
-                                           uint64_t tokens_max, nbl_cache_config *out_config, nbl_error *err)
+                                           uint64_t tokens_max, nbl_policy *out_policy, nbl_cache_config *out_config,
+                                           nbl_error *err)
 {
-    nbl_recipe parsed = NBL_INIT(nbl_recipe);
-    const nbl_status status = client->api->recipe_parse(recipe, head_dim, head_dim, &parsed, err);
+    nbl_policy p = NBL_INIT(nbl_policy);
+    if (!NBL_CLIENT_HAS(client->api, policy_parse))
+        return nbl_client_fail(err, NBL_E_UNSUPPORTED, "the library has no policies (needed: ABI 1.1)", "");
+    const nbl_status status =
+        client->api->policy_parse(policy ? policy : "default", layers, head_dim, head_dim, &p, err);
     if (status != NBL_OK)
         return status;
+    *out_policy = p;
     memset(out_config, 0, sizeof *out_config);
     out_config->struct_size = (uint32_t)sizeof *out_config;
     out_config->shape.struct_size = (uint32_t)sizeof out_config->shape;
@@ -155,14 +161,16 @@ static inline nbl_status nbl_client_config(const nbl_client *client, const char 
     out_config->shape.k_dim = head_dim;
     out_config->shape.v_dim = head_dim;
     out_config->shape.page_tokens = 64;
-    out_config->shape.k_hadamard = parsed.k_hadamard;
-    out_config->shape.v_hadamard = parsed.v_hadamard;
-    out_config->shape.centering = parsed.centering;
-    out_config->shape.k_scale_rule = parsed.scale_rule;
-    out_config->shape.v_scale_rule = parsed.scale_rule;
-    out_config->k_format = parsed.k_format;
-    out_config->v_format = parsed.v_format;
-    out_config->sink_tokens = parsed.sink_tokens;
+    out_config->shape.k_hadamard = p.k_hadamard;
+    out_config->shape.v_hadamard = p.v_hadamard;
+    out_config->shape.centering = p.centering;
+    out_config->shape.k_scale_rule = p.scale_rule;
+    out_config->shape.v_scale_rule = p.scale_rule;
+    out_config->k_format = p.k_format;
+    out_config->v_format = p.v_format;
+    out_config->sink_tokens = p.sink_tokens;
+    out_config->rules = out_policy->rules;
+    out_config->rule_count = p.rule_count;
     out_config->sequences_max = sequences_max;
     out_config->tokens_max = tokens_max;
     return NBL_OK;
@@ -171,16 +179,18 @@ static inline nbl_status nbl_client_config(const nbl_client *client, const char 
 /** Creates a managed cache on the client's device: nbl_client_config, then cache_create. The caller destroys it before
  *  nbl_client_close.
  *
+ * @param policy  as nbl_client_config; NULL: "default"
  * @retval NBL_OK
  * @retval other  as nbl_client_config and nbl_api_v1.cache_create
  */
-static inline nbl_status nbl_client_cache(const nbl_client *client, const char *recipe, uint32_t layers,
+static inline nbl_status nbl_client_cache(const nbl_client *client, const char *policy, uint32_t layers,
                                           uint32_t kv_heads, uint32_t head_dim, uint32_t sequences_max,
                                           uint64_t tokens_max, nbl_cache **out_cache, nbl_error *err)
 {
+    nbl_policy parsed;
     nbl_cache_config config;
     const nbl_status status =
-        nbl_client_config(client, recipe, layers, kv_heads, head_dim, sequences_max, tokens_max, &config, err);
+        nbl_client_config(client, policy, layers, kv_heads, head_dim, sequences_max, tokens_max, &parsed, &config, err);
     return status == NBL_OK ? client->api->cache_create(client->device, &config, out_cache, err) : status;
 }
 

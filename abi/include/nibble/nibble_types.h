@@ -121,6 +121,11 @@ template <typename T> static inline T nbl_init_struct()
     }
 #endif
 
+/** 1 if a struct is long enough to have a field: to be asked for fields since 1.1 before they are read from memory that
+ * an older program may have filled. */
+#define NBL_HAS_FIELD(type, pointer, field) \
+    ((pointer)->struct_size >= offsetof(type, field) + sizeof((pointer)->field))
+
 /* ------------------------------------------------------------------------------------------------ tensors */
 
 enum nbl_dtype {
@@ -408,6 +413,10 @@ typedef struct nbl_attend_args {
     void *workspace;
     uint64_t workspace_bytes;
     nbl_stream stream;
+    nbl_tensor q_centers; /**< [B, Hq, Dk] f32, f16 or bf16: near the mean of each sequence's queries, untransformed; or
+                               absent. Only with NBL_Q_FP4: what is quantized is q less this, and the product of the
+                               centre with K is added back (NUM 7.5). Any values give attention of the same q; good ones
+                               a smaller error. Since 1.1 */
 } nbl_attend_args;
 
 #define NBL_GATHER_STORED 1u /**< leave the transforms in: no inverse Hadamard, no centre added back */
@@ -482,7 +491,8 @@ typedef struct nbl_merge_args {
 #define NBL_FEATURE_RANGE 64u
 #define NBL_FEATURE_STATE 128u
 #define NBL_FEATURE_LSE 256u
-#define NBL_FEATURES_ALL 511u
+#define NBL_FEATURE_Q_CENTERS 512u /**< since ABI 1.1 */
+#define NBL_FEATURES_ALL 1023u
 
 /** An operation before any memory is laid out: asked of supports() and workspace_size(). */
 typedef struct nbl_op_desc {

@@ -284,21 +284,34 @@ template <mode M> __device__ stream open_stream(const attend_params &p, const me
     return s;
 }
 
-/* The next tile of the stream, K or V; all threads are past the one before. */
-template <mode M> __device__ const uint4 *take(const attend_params &p, const memory &m, const item &it, stream *s)
+/* The next tile of the stream, K or V; all threads are past the one before. The stage of V is asked for again here, that
+ * of K as soon as its scores are there (ask_behind_k). */
+template <mode M, uint32_t KIND>
+__device__ const uint4 *take(const attend_params &p, const memory &m, const item &it, stream *s)
 {
     const uint4 *tile = m.tile + s->taken % stages_of<M> * m.stage_units;
-    if constexpr (M != GENERAL) {
+    if constexpr (M == GENERAL) {
+        __syncthreads();
+        ask<M>(p, m, it, s);
+        __syncthreads();
+    } else if constexpr (KIND == NBL_KIND_K) {
         ptx_cp_async_wait<(int)stages_of<M> - 2>();
         __syncthreads();
         ask<M>(p, m, it, s);
     } else {
-        __syncthreads();
-        ask<M>(p, m, it, s);
+        ptx_cp_async_wait<(int)stages_of<M> - 1>();
         __syncthreads();
     }
     s->taken++;
     return tile;
+}
+
+/* All threads are past the scores of the tile of K taken last. */
+template <mode M> __device__ void ask_behind_k(const attend_params &p, const memory &m, const item &it, stream *s)
+{
+    if constexpr (M != GENERAL) {
+        ask<M>(p, m, it, s);
+    }
 }
 
 /* ------------------------------------------------------------------------------------------------ Q K^T */
@@ -350,6 +363,12 @@ __device__ uint32_t row_of(uint32_t half)
     return threadIdx.x % 32u / 4u + 8u * half;
 }
 
+/* Of a tile's two halves of eight rows those that have rows: one in most decodes. */
+__device__ uint32_t halves_of(const item &it)
+{
+    return it.rows > 8u ? 2u : 1u;
+}
+
 /* Masks, ALiBi and soft cap (NUM 6.3). */
 template <mode M>
 __device__ void view_scores(const attend_params &p, const memory &m, const item &it, int32_t start,
@@ -357,6 +376,9 @@ __device__ void view_scores(const attend_params &p, const memory &m, const item 
 {
 #pragma unroll
     for (uint32_t half = 0; half < 2u; ++half) {
+        if (half >= halves_of(it)) {
+            break;
+        }
         const bool has_row = row_of(half) < it.rows;
         const row_state &r = m.fixed->row[has_row ? row_of(half) : 0u];
         if constexpr (M != GENERAL) {
@@ -387,11 +409,14 @@ __device__ void view_scores(const attend_params &p, const memory &m, const item 
 }
 
 /* t of every token, at most limit; 1 if a row needs a base or a visible token is beyond the reach of its base. */
-__device__ bool grid_logits(const memory &m, scores *v, float limit)
+__device__ bool grid_logits(const memory &m, const item &it, scores *v, float limit)
 {
     bool is_late = false;
 #pragma unroll
     for (uint32_t half = 0; half < 2u; ++half) {
+        if (half >= halves_of(it)) {
+            break;
+        }
         const row_state &r = m.fixed->row[row_of(half)];
         const float base = r.base;
         const bool has_base = r.has_base;
@@ -417,6 +442,9 @@ __device__ void move_bases(const memory &m, const item &it, scores *v)
     const uint32_t warp = threadIdx.x / 32u;
 #pragma unroll
     for (uint32_t half = 0; half < 2u; ++half) {
+        if (half >= halves_of(it)) {
+            break;
+        }
         float z = -INFINITY, t = -INFINITY;
 #pragma unroll
         for (uint32_t n = 0; n < 8u; ++n) {
@@ -453,11 +481,14 @@ __device__ void move_bases(const memory &m, const item &it, scores *v)
 }
 
 /* P of the thread's tokens into place. */
-template <mode M> __device__ void weigh(const attend_params &p, const memory &m, const scores &v)
+template <mode M> __device__ void weigh(const attend_params &p, const memory &m, const item &it, const scores &v)
 {
     const float least = is_fp16<M>(p.v_fp16) ? NBL_FLOAT_WEIGHT_MIN_FP16 : NBL_WEIGHT_MIN;
 #pragma unroll
     for (uint32_t half = 0; half < 2u; ++half) {
+        if (half >= halves_of(it)) {
+            break;
+        }
 #pragma unroll
         for (uint32_t n = 0; n < 8u; n += 2u) {
             float e[2];
@@ -546,16 +577,18 @@ __device__ void do_tile(const attend_params &p, const memory &m, const item &it,
 {
     float s[TOKEN_TILES][4];
     scores v;
-    multiply_k<M>(p, m, take<M>(p, m, it, tiles), s);
+    multiply_k<M>(p, m, take<M, NBL_KIND_K>(p, m, it, tiles), s);
     view_scores<M>(p, m, it, start, s, &v);
-    bool is_late = grid_logits(m, &v, INFINITY);
-    if (__syncthreads_or(is_late) != 0) {
+    bool is_late = grid_logits(m, it, &v, INFINITY);
+    const bool is_any_late = __syncthreads_or(is_late) != 0;
+    ask_behind_k<M>(p, m, it, tiles);
+    if (is_any_late) {
         move_bases(m, it, &v);
-        grid_logits(m, &v, NBL_FLOAT_GRID + NBL_FLOAT_REBASE);
+        grid_logits(m, it, &v, NBL_FLOAT_GRID + NBL_FLOAT_REBASE);
         rescale(m, acc, sums);
     }
-    weigh<M>(p, m, v);
-    const uint4 *tile = take<M>(p, m, it, tiles);
+    weigh<M>(p, m, it, v);
+    const uint4 *tile = take<M, NBL_KIND_V>(p, m, it, tiles);
     add_sums<M>(p, m, sums);
     multiply_v<N, M>(p, m, tile, acc);
 }
@@ -595,6 +628,9 @@ __device__ void do_chunk(const attend_params &p, const memory &m, const item &it
 {
     accumulators<N> acc = {};
     float sums[2] = {0.0f, 0.0f};
+    for (uint32_t i = threadIdx.x; i < ROWS / 2u * P_STRIDE / 2u; i += THREADS) {
+        ((uint32_t *)(void *)m.fixed->p[ROWS / 2u])[i] = 0; /* rows that no weight may be written to */
+    }
     if (threadIdx.x < ROWS) {
         m.fixed->row[threadIdx.x].has_base = false;
         m.fixed->row[threadIdx.x].base = 0.0f;

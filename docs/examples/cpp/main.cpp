@@ -17,7 +17,7 @@ try {
 
     const nibble::Device device("sim", argc > 1 ? argv[1] : nullptr);
     std::cout << device.caps().device_name << '\n';
-    nibble::Cache cache(device, "kv4", 1, kv_heads, dim, 1, tokens);
+    nibble::Cache cache(device, "default", 1, kv_heads, dim, 1, tokens);
     nibble::Sequence sequence = cache.sequence();
     sequence.append({k.data(), NBL_F32, tokens, kv_heads, dim}, {v.data(), NBL_F32, tokens, kv_heads, dim});
     sequence.attend({q.data(), NBL_F32, 1, q_heads, dim}, {o.data(), NBL_F32, 1, q_heads, dim});

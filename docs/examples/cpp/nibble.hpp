@@ -79,12 +79,12 @@ class Sequence;
 /** Managed pages. Sequences must not outlive it. */
 class Cache {
 public:
-    Cache(Device device, const std::string &recipe, std::uint32_t layers, std::uint32_t kv_heads,
+    Cache(Device device, const std::string &policy, std::uint32_t layers, std::uint32_t kv_heads,
           std::uint32_t head_dim, std::uint32_t sequences, std::uint64_t tokens)
         : device_(std::move(device)), cache_(nullptr, Close{device_})
     {
         nbl_cache *made = nullptr;
-        call(nbl_client_cache, device_.client(), recipe.c_str(), layers, kv_heads, head_dim, sequences, tokens, &made);
+        call(nbl_client_cache, device_.client(), policy.c_str(), layers, kv_heads, head_dim, sequences, tokens, &made);
         cache_.reset(made);
     }
 

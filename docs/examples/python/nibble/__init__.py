@@ -2,7 +2,7 @@
 """nibble from Python, without a compiler: ctypes over the ABI, tensors by DLPack.
 
     device = nibble.Device("sim")
-    cache = nibble.Cache(device, "kv4", layers=1, kv_heads=2, head_dim=64, sequences=4, tokens=4096)
+    cache = nibble.Cache(device, layers=1, kv_heads=2, head_dim=64, sequences=4, tokens=4096)
     sequence = cache.sequence()
     sequence.append(k, v)             # [T, kv_heads, head_dim], anything with __dlpack__: NumPy, PyTorch, ...
     o = sequence.attend(q)            # [Tq, q_heads, head_dim], of q's kind
@@ -228,9 +228,9 @@ class Sequence:
 class Cache:
     """Managed pages for a number of sequences; keys and values of one head dimension."""
 
-    def __init__(self, device: Device, policy: str, *, layers: int, kv_heads: int, head_dim: int, sequences: int,
-                 tokens: int, page_tokens: int = 64) -> None:
-        """policy: a recipe such as "kv4", or one with rules such as "kv4,recent=256,layers=last4:kv8"."""
+    def __init__(self, device: Device, policy: str = "default", *, layers: int, kv_heads: int, head_dim: int,
+                 sequences: int, tokens: int, page_tokens: int = 64) -> None:
+        """policy: "default", a recipe such as "kv4", or one with rules such as "kv4,recent=256,layers=last4:kv8"."""
         self.device, self.head_dim, self._cache = device, head_dim, c.c_void_p()
         parsed = abi.nbl_policy()
         device.library.call("policy_parse", policy.encode(), layers, head_dim, head_dim, c.byref(parsed))
