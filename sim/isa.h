@@ -23,7 +23,7 @@
 #define SIM_TILE 128u
 #define SIM_GROUP 32u
 #define SIM_GROUPS (SIM_TILE / SIM_GROUP)
-#define SIM_ROWS_MAX 64u /**< query rows of a work item */
+#define SIM_ROWS_MAX 256u /**< query rows of a work item */
 #define SIM_CACHE_LINE 64u
 #define SIM_BLOCK 16u /**< elements of an offset of sim_rows */
 
@@ -53,6 +53,7 @@ typedef struct sim_rows {
     uint32_t dim;           /**< padded */
     const int32_t *words;   /**< [dim / 4][count] */
     const int32_t *offsets; /**< [dim / 16][count]: -8 * the sum of 16 codes */
+    const int32_t *bias;    /**< [count]: -128 * the sum of a row's codes */
     const int8_t *codes;    /**< [count][dim]: the same codes, row by row */
 } sim_rows;
 
@@ -75,9 +76,16 @@ typedef struct sim_row_tile {
     const float *weight; /**< 2^-ev */
     uint64_t visible[2]; /**< bit t: token t takes part; not both 0 */
     uint32_t groups;
-    uint32_t whole_a; /**< 1: a holds integers, as it does without ALiBi; sums with B and GRID are exact then */
-    float scale;      /**< cq_row, or fl(soft_cap * LOG2E) */
+    float scale; /**< cq_row, or fl(soft_cap * LOG2E) */
 } sim_row_tile;
+
+/** What a row carries from tile to tile of a chunk (NUM 5.4). */
+typedef struct sim_row_state {
+    float scale;  /**< cq_row; cs_row with soft cap (NUM 5.1) */
+    float base;   /**< B */
+    float sum;    /**< L */
+    int has_base; /**< 0: the chunk has no base yet */
+} sim_row_state;
 
 /** 2^(g - 1) on [1, 2) to a relative 2^-18.5; P and q need 2^-16 (NUM 5.5). */
 #define SIM_GRID_C0 0x1.05118ep-1f
@@ -116,11 +124,16 @@ extern const sim_row_loops sim_row_loops_scalar;
 #if defined(__x86_64__)
 extern const sim_row_loops sim_row_loops_avx2;
 extern const sim_row_loops sim_row_loops_avx512;
+/** Block exponents of mxfp4 (NUM 3.4), also as scales of v, whose format and dim are set. */
+void sim_avx2_block_exponents(const float *x, uint32_t rule, nbl_vector *v, int32_t *exponents);
 #endif
 
 typedef struct sim_isa {
     const char *name;
     const sim_row_loops *row;
+    /** Before a thread's first call of the loops of attend below, and after its last one; NULL: nothing to do. */
+    void (*enter)(void);
+    void (*leave)(void);
     /** Decodes K of a group: codes [Dk/4][32][4], unit[32] = 2^ek. */
     void (*decode_k)(const sim_group *group, uint8_t *codes, float *unit);
     /** Decodes V of a group: codes [8][Dv][4], exponent[32] = ev, weight[32] = 2^-ev. */
@@ -129,6 +142,11 @@ typedef struct sim_isa {
     void (*dot_qk)(const sim_tile *tile, const sim_rows *q, float *x);
     /** P bytes and the row's sums of one tile (NUM 5.4). first: the chunk has no base yet. */
     sim_softmax (*softmax)(const sim_row_tile *row, float base, int first, uint8_t *p);
+    /** The same for rows side by side, x[row][128], that see all 128 tokens and whose a is ev: does as many of them,
+     * from the first, as neither move their base nor leave the tile out, and returns how many. p[row][128], b[row];
+     * rows without a base get it, L is added to. NULL: there is no such loop. */
+    uint32_t (*softmax_rows)(const sim_tile *tile, const float *x, sim_row_state *const *rows, uint32_t count,
+                             uint8_t *p, float *b);
     /** o[r][d] = fma(float(sum_t p[r*128 + t] * v[t][d]), b[r], o[r][d]) (NUM 5.4). */
     void (*dot_pv)(const sim_tile *tile, const uint8_t *p, float *const *o, const float *b, uint32_t rows);
 
@@ -144,30 +162,22 @@ typedef struct sim_isa {
     void (*coded_pv)(const sim_coded *v, const uint8_t *p, float *const *o, const float *b, uint32_t rows);
 } sim_isa;
 
-/** Fills words and offsets of sim_rows from codes [count][dim]. */
-static inline void sim_rows_pack(const int8_t *codes, uint32_t count, uint32_t dim, int32_t *words, int32_t *offsets)
+/** Fills words, offsets and bias of sim_rows from codes [count][dim]. */
+static inline void sim_rows_pack(const int8_t *codes, uint32_t count, uint32_t dim, int32_t *words, int32_t *offsets,
+                                 int32_t *bias)
 {
     for (uint32_t r = 0; r < count; ++r) {
+        bias[r] = 0;
         for (uint32_t b = 0; b < dim / SIM_BLOCK; ++b) {
             int32_t sum = 0;
             for (uint32_t d = 0; d < SIM_BLOCK; ++d) {
                 sum += codes[b * SIM_BLOCK + d];
             }
             offsets[b * count + r] = -8 * sum;
+            bias[r] += -128 * sum;
         }
         for (uint32_t quad = 0; quad < dim / 4u; ++quad, codes += 4) {
             memcpy(&words[quad * count + r], codes, sizeof *words);
-        }
-    }
-}
-
-/** bias[r] = -128 * the sum of a row's codes. */
-static inline void sim_rows_bias(const sim_rows *rows, int32_t *bias)
-{
-    for (uint32_t r = 0; r < rows->count; ++r) {
-        bias[r] = 0;
-        for (uint32_t b = 0; b < rows->dim / SIM_BLOCK; ++b) {
-            bias[r] += 16 * rows->offsets[b * rows->count + r];
         }
     }
 }

@@ -4,9 +4,10 @@
  * @brief Dot products of many rows for AMX int8; all else is AVX-512's.
  *
  * A tile register holds 16 rows of 64 bytes. Sixteen query rows (or rows of P) stand in one, and 16 quads of a line of
- * K or V (isa.h) in another: those lie in memory as TDPBxxD wants them. Two by two of them give 32 rows times 32 tokens
- * or elements: four products of 16 cycles each from four loads of 8. At D = 128 that is an eighth of a cycle for a row
- * and a token in Q K, and as much in P V.
+ * K or V (isa.h) in another: those lie in memory as TDPBxxD wants them. 32 rows of 128 bytes (D = 128, or P of a whole
+ * tile) stay in four registers while columns (tokens, or elements) come by 16 at a time in two: four products from two
+ * loads. The sums of a step are worked on while the products of the next ones run. Other sizes go in blocks of two by
+ * two registers, four products from four loads.
  */
 #include "avx512.h"
 
@@ -22,10 +23,11 @@ typedef struct tile_shapes {
     uint8_t rows[16];
 } tile_shapes;
 
-/* Registers 0..3 are sums, 4 and 5 rows, 6 and 7 columns. */
-enum { SUMS = 0, ROWS = 4, COLUMNS = 6, REGISTERS = 8 };
+/* Registers 0 and 1 are sums, 4 and 5 rows, 6 and 7 columns; 2 and 3 are sums or, with a depth of 64, rows. */
+enum { ROWS = 4, COLUMNS = 6, REGISTERS = 8 };
 
-/* Gives the registers their shapes, for steps of `depth` bytes (32 or 64) along the sum. */
+/* Gives the registers their shapes, for steps of `depth` bytes (32 or 64) along the sum. With 64 all are alike, and
+ * they stay so but for calls that need 32: the instruction takes as long as ten products. */
 static void set_shapes(uint32_t depth)
 {
     tile_shapes shapes = {.palette = 1};
@@ -73,7 +75,81 @@ static uint32_t depth_of(uint32_t bytes)
     return bytes % LINE == 0 ? LINE : LINE / 2u;
 }
 
+/* ------------------------------------------------------------------------------------------------ rows that stay */
+
+/* Sums of 32 rows and 16 columns. */
+typedef struct step_sums {
+    _Alignas(LINE) int32_t of[PAIR][TILE_ROWS];
+} step_sums;
+
+/* 32 rows of 128 bytes into registers 2 to 5. */
+static void load_rows(const void *rows)
+{
+    const uint8_t *at = rows;
+    _tile_loadd(2, at, 2 * LINE);
+    _tile_loadd(3, at + LINE, 2 * LINE);
+    _tile_loadd(4, at + TILE_ROWS * 2 * LINE, 2 * LINE);
+    _tile_loadd(5, at + TILE_ROWS * 2 * LINE + LINE, 2 * LINE);
+}
+
+/* 16 columns of 32 quads, stride bytes apart, times those rows. is_qk: rows are the signed side, else columns. */
+UNROLLED void multiply(int is_qk, const void *columns, uint64_t stride, step_sums *sums)
+{
+    const uint8_t *at = columns;
+    _tile_loadd(6, at, stride);
+    _tile_loadd(7, at + TILE_ROWS * stride, stride);
+    _tile_zero(0);
+    _tile_zero(1);
+    if (is_qk) {
+        _tile_dpbsud(0, 2, 6);
+        _tile_dpbsud(1, 4, 6);
+        _tile_dpbsud(0, 3, 7);
+        _tile_dpbsud(1, 5, 7);
+    } else {
+        _tile_dpbusd(0, 2, 6);
+        _tile_dpbusd(1, 4, 6);
+        _tile_dpbusd(0, 3, 7);
+        _tile_dpbusd(1, 5, 7);
+    }
+    _tile_stored(0, sums->of[0], LINE);
+    _tile_stored(1, sums->of[TILE_ROWS], LINE);
+    __asm__ volatile("" : : : "memory");
+}
+
 /* ------------------------------------------------------------------------------------------------ Q K */
+
+/* 16 integers to logits (NUM 5.3). */
+UNROLLED void finish(__m512i sums, int32_t bias, __m512 unit, float *x)
+{
+    sums = _mm512_add_epi32(sums, _mm512_set1_epi32(bias));
+    _mm512_storeu_ps(x, _mm512_mul_ps(_mm512_cvtepi32_ps(sums), unit));
+}
+
+/* Logits of 32 rows and 16 tokens from token 16 * i. */
+static void finish_step(const sim_tile *tile, uint32_t i, const step_sums *sums, const int32_t *bias, float *x)
+{
+    const __m512 unit = _mm512_loadu_ps(tile->unit + i * LANES);
+    for (uint32_t r = 0; r < PAIR; ++r) {
+        finish(_mm512_load_si512(sums->of[r]), bias[r], unit, x + r * SIM_TILE + i * LANES);
+    }
+}
+
+/* Logits of 32 rows with D = 128. */
+static void qk_stay(const sim_tile *tile, const int8_t *codes, const int32_t *bias, float *x)
+{
+    step_sums sums[2];
+    uint32_t steps = tile->groups * HALVES;
+    load_rows(codes);
+    for (uint32_t i = 0; i <= steps; ++i) {
+        if (i < steps) {
+            const uint8_t *k = tile->k + i / HALVES * SIM_GROUP * 2u * LINE + i % HALVES * LINE;
+            multiply(1, k, HALVES * LINE, &sums[i % 2u]);
+        }
+        if (i > 0) {
+            finish_step(tile, i - 1u, &sums[(i - 1u) % 2u], bias, x);
+        }
+    }
+}
 
 /* 32 rows from `codes` against the 32 tokens of a group: signed codes times unsigned ones. */
 static void qk_block(const int8_t *codes, const uint8_t *k, uint32_t dim, uint32_t depth, float *x)
@@ -89,12 +165,16 @@ static void qk_block(const int8_t *codes, const uint8_t *k, uint32_t dim, uint32
     store_sums(x, SIM_TILE * sizeof *x);
 }
 
-/* Integers at x to logits (NUM 5.3). */
-static void finish_logits(const sim_tile *tile, int32_t bias, float *x)
+/* Logits of 32 rows. */
+static void qk_blocks(const sim_tile *tile, const int8_t *codes, uint32_t depth, const int32_t *bias, float *x)
 {
-    for (uint32_t t = 0; t < tile->groups * SIM_GROUP; t += LANES) {
-        __m512i sums = _mm512_add_epi32(_mm512_loadu_si512(x + t), _mm512_set1_epi32(bias));
-        _mm512_storeu_ps(x + t, _mm512_mul_ps(_mm512_cvtepi32_ps(sums), _mm512_loadu_ps(tile->unit + t)));
+    for (uint32_t g = 0; g < tile->groups; ++g) {
+        qk_block(codes, tile->k + (uint64_t)g * SIM_GROUP * tile->k_dim, tile->k_dim, depth, x + g * SIM_GROUP);
+    }
+    for (uint32_t r = 0; r < PAIR; ++r, x += SIM_TILE) {
+        for (uint32_t t = 0; t < tile->groups * SIM_GROUP; t += LANES) {
+            finish(_mm512_loadu_si512(x + t), bias[r], _mm512_loadu_ps(tile->unit + t), x + t);
+        }
     }
 }
 
@@ -102,25 +182,45 @@ static void dot_qk(const sim_tile *tile, const sim_rows *rows, float *x)
 {
     const uint32_t whole = rows->count / PAIR * PAIR;
     const uint32_t depth = depth_of(rows->dim);
-    int32_t bias[SIM_ROWS_MAX];
-    sim_rows_bias(rows, bias);
-    if (whole != 0) {
+    if (depth != LINE) {
         set_shapes(depth);
-        for (uint32_t r = 0; r < whole; r += PAIR) {
-            for (uint32_t g = 0; g < tile->groups; ++g) {
-                qk_block(rows->codes + (uint64_t)r * rows->dim, tile->k + (uint64_t)g * SIM_GROUP * tile->k_dim,
-                         rows->dim, depth, x + (uint64_t)r * SIM_TILE + g * SIM_GROUP);
-            }
+    }
+    for (uint32_t r = 0; r < whole; r += PAIR) {
+        const int8_t *codes = rows->codes + (uint64_t)r * rows->dim;
+        if (rows->dim == 2u * LINE) {
+            qk_stay(tile, codes, rows->bias + r, x + (uint64_t)r * SIM_TILE);
+        } else {
+            qk_blocks(tile, codes, depth, rows->bias + r, x + (uint64_t)r * SIM_TILE);
         }
-        _tile_release();
     }
-    for (uint32_t r = 0; r < whole; ++r) {
-        finish_logits(tile, bias[r], x + (uint64_t)r * SIM_TILE);
+    if (depth != LINE) {
+        set_shapes(LINE);
     }
-    sim_avx512_dot_qk_from(tile, rows, whole, bias, x);
+    sim_avx512_dot_qk_from(tile, rows, whole, x);
 }
 
 /* ------------------------------------------------------------------------------------------------ P V */
+
+UNROLLED void add_output(__m512i sums, float b, float *o)
+{
+    _mm512_storeu_ps(o, _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums), _mm512_set1_ps(b), _mm512_loadu_ps(o)));
+}
+
+/* 32 rows of P of a whole tile. */
+static void pv_stay(const sim_tile *tile, const uint8_t *p, float *const *o, const float *b)
+{
+    step_sums sums[2];
+    uint32_t steps = tile->v_dim / LANES;
+    load_rows(p);
+    for (uint32_t i = 0; i <= steps; ++i) {
+        if (i < steps) {
+            multiply(0, tile->v + i * LINE, 4u * (uint64_t)tile->v_dim, &sums[i % 2u]);
+        }
+        for (uint32_t r = 0; i > 0 && r < PAIR; ++r) {
+            add_output(_mm512_load_si512(sums[(i - 1u) % 2u].of[r]), b[r], o[r] + (i - 1u) * LANES);
+        }
+    }
+}
 
 /* Sums of 32 rows of P times 32 elements of V: unsigned weights times signed codes. */
 static void pv_block(const uint8_t *p, const int8_t *v, uint32_t tokens, uint32_t v_dim, uint32_t depth,
@@ -137,42 +237,59 @@ static void pv_block(const uint8_t *p, const int8_t *v, uint32_t tokens, uint32_
     store_sums(sums, sizeof *sums);
 }
 
-static void add_outputs(const int32_t *sums, float b, float *o)
+/* 32 rows of P of a tile that is not whole. */
+static void pv_blocks(const sim_tile *tile, const uint8_t *p, uint32_t depth, float *const *o, const float *b)
 {
-    for (uint32_t d = 0; d < PAIR; d += LANES) {
-        __m512 sum = _mm512_cvtepi32_ps(_mm512_loadu_si512(sums + d));
-        _mm512_storeu_ps(o + d, _mm512_fmadd_ps(sum, _mm512_set1_ps(b), _mm512_loadu_ps(o + d)));
+    int32_t sums[PAIR][PAIR];
+    for (uint32_t d = 0; d < tile->v_dim; d += PAIR) {
+        pv_block(p, tile->v + 4u * d, tile->groups * SIM_GROUP, tile->v_dim, depth, sums);
+        for (uint32_t r = 0; r < PAIR; ++r) {
+            add_output(_mm512_loadu_si512(sums[r]), b[r], o[r] + d);
+            add_output(_mm512_loadu_si512(sums[r] + LANES), b[r], o[r] + d + LANES);
+        }
     }
 }
 
 static void dot_pv(const sim_tile *tile, const uint8_t *p, float *const *o, const float *b, uint32_t rows)
 {
     const uint32_t whole = rows / PAIR * PAIR;
-    const uint32_t tokens = tile->groups * SIM_GROUP;
-    const uint32_t depth = depth_of(tokens);
-    int32_t sums[PAIR][PAIR];
-    if (whole != 0) {
+    const uint32_t depth = depth_of(tile->groups * SIM_GROUP);
+    if (depth != LINE) {
         set_shapes(depth);
-        for (uint32_t r = 0; r < whole; r += PAIR) {
-            for (uint32_t d = 0; d < tile->v_dim; d += PAIR) {
-                pv_block(p + (uint64_t)r * SIM_TILE, tile->v + 4u * d, tokens, tile->v_dim, depth, sums);
-                for (uint32_t i = 0; i < PAIR; ++i) {
-                    add_outputs(sums[i], b[r + i], o[r + i] + d);
-                }
-            }
+    }
+    for (uint32_t r = 0; r < whole; r += PAIR) {
+        if (tile->groups == SIM_GROUPS) {
+            pv_stay(tile, p + (uint64_t)r * SIM_TILE, o + r, b + r);
+        } else {
+            pv_blocks(tile, p + (uint64_t)r * SIM_TILE, depth, o + r, b + r);
         }
-        _tile_release();
+    }
+    if (depth != LINE) {
+        set_shapes(LINE);
     }
     sim_avx512_dot_pv(tile, p + (uint64_t)whole * SIM_TILE, o + whole, b + whole, rows - whole);
+}
+
+static void enter(void)
+{
+    set_shapes(LINE);
+}
+
+static void leave(void)
+{
+    _tile_release();
 }
 
 const sim_isa sim_isa_amx = {
     .name = "amx",
     .row = &sim_row_loops_avx512,
+    .enter = enter,
+    .leave = leave,
     .decode_k = sim_avx512_decode_k,
     .decode_v = sim_avx512_decode_v,
     .dot_qk = dot_qk,
     .softmax = sim_avx512_softmax,
+    .softmax_rows = sim_avx512_softmax_rows,
     .dot_pv = dot_pv,
     .coded_rows = CODED_ROWS,
     .coded_formats = CODED_FORMATS,

@@ -271,17 +271,15 @@ UNROLLED void dot_qk_block(const sim_tile *tile, uint32_t token, const pair_word
 static void dot_qk(const sim_tile *tile, const sim_rows *rows, float *x)
 {
     pair_words pairs[ROWS * NBL_DIM_PADDED_MAX / 4u];
-    int32_t bias[SIM_ROWS_MAX];
     uint32_t step;
-    sim_rows_bias(rows, bias);
     for (uint32_t r = 0; r < rows->count; r += step) {
         step = r + ROWS <= rows->count ? ROWS : 1u;
         pair_queries(rows, r, step, pairs);
         for (uint32_t token = 0; token < tile->groups * SIM_GROUP; token += LINES * LANES) {
             if (step == ROWS) {
-                dot_qk_block(tile, token, pairs, bias + r, ROWS, x + (uint64_t)r * SIM_TILE);
+                dot_qk_block(tile, token, pairs, rows->bias + r, ROWS, x + (uint64_t)r * SIM_TILE);
             } else {
-                dot_qk_block(tile, token, pairs, bias + r, 1, x + (uint64_t)r * SIM_TILE);
+                dot_qk_block(tile, token, pairs, rows->bias + r, 1, x + (uint64_t)r * SIM_TILE);
             }
         }
     }
@@ -340,6 +338,7 @@ const sim_isa sim_isa_avx2 = {
     .decode_v = decode_v,
     .dot_qk = dot_qk,
     .softmax = sim_avx2_softmax,
+    .softmax_rows = sim_avx2_softmax_rows,
     .dot_pv = dot_pv,
     .coded_rows = 8,
     .coded_formats = 1u << NBL_MXFP4 | 1u << NBL_MXFP4_16 | 1u << NBL_INT4P,

@@ -128,7 +128,7 @@ static void store_logits(const sim_tile *tile, uint32_t token, __m512i sums, flo
 
 /* `rows` query rows (a constant 1..4) from row `first` against 64 tokens, or 32 in the last group of an odd tile. */
 UNROLLED void dot_qk_block(const sim_tile *tile, uint32_t group, uint32_t groups, const sim_rows *q, uint32_t first,
-                           const int32_t *bias, uint32_t rows, float *x)
+                           uint32_t rows, float *x)
 {
     uint64_t group_bytes = (uint64_t)SIM_GROUP * tile->k_dim;
     const uint8_t *k = tile->k + group * group_bytes;
@@ -137,7 +137,7 @@ UNROLLED void dot_qk_block(const sim_tile *tile, uint32_t group, uint32_t groups
     __m512i sums[4][4];
     for (uint32_t r = 0; r < rows; ++r) {
         for (uint32_t i = 0; i < lines; ++i) {
-            sums[r][i] = _mm512_set1_epi32(bias[first + r]);
+            sums[r][i] = _mm512_set1_epi32(q->bias[first + r]);
         }
     }
     for (uint32_t quad = 0; quad < tile->k_dim / 4u; ++quad, k += HALVES * LINE, words += q->count) {
@@ -159,30 +159,28 @@ UNROLLED void dot_qk_block(const sim_tile *tile, uint32_t group, uint32_t groups
     }
 }
 
-void sim_avx512_dot_qk_from(const sim_tile *tile, const sim_rows *rows, uint32_t first, const int32_t *bias, float *x)
+void sim_avx512_dot_qk_from(const sim_tile *tile, const sim_rows *rows, uint32_t first, float *x)
 {
     for (uint32_t g = 0; g < tile->groups; g += 2u) {
         uint32_t r = first;
         if (g + 1u == tile->groups) {
             for (; r < rows->count; ++r) {
-                dot_qk_block(tile, g, 1, rows, r, bias, 1, x);
+                dot_qk_block(tile, g, 1, rows, r, 1, x);
             }
             return;
         }
         for (; r + 4u <= rows->count; r += 4u) {
-            dot_qk_block(tile, g, 2, rows, r, bias, 4, x);
+            dot_qk_block(tile, g, 2, rows, r, 4, x);
         }
         for (; r < rows->count; ++r) {
-            dot_qk_block(tile, g, 2, rows, r, bias, 1, x);
+            dot_qk_block(tile, g, 2, rows, r, 1, x);
         }
     }
 }
 
 static void dot_qk(const sim_tile *tile, const sim_rows *rows, float *x)
 {
-    int32_t bias[SIM_ROWS_MAX];
-    sim_rows_bias(rows, bias);
-    sim_avx512_dot_qk_from(tile, rows, 0, bias, x);
+    sim_avx512_dot_qk_from(tile, rows, 0, x);
 }
 
 /* ------------------------------------------------------------------------------------------------ P V */
@@ -263,6 +261,7 @@ const sim_isa sim_isa_avx512 = {
     .decode_v = sim_avx512_decode_v,
     .dot_qk = dot_qk,
     .softmax = sim_avx512_softmax,
+    .softmax_rows = sim_avx512_softmax_rows,
     .dot_pv = sim_avx512_dot_pv,
     .coded_rows = CODED_ROWS,
     .coded_formats = CODED_FORMATS,

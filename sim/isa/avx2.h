@@ -21,6 +21,8 @@
 void sim_avx2_coded_qk(const sim_coded *k, const sim_rows *q, float *x);
 void sim_avx2_coded_pv(const sim_coded *v, const uint8_t *p, float *const *o, const float *b, uint32_t rows);
 sim_softmax sim_avx2_softmax(const sim_row_tile *row, float base, int first, uint8_t *p);
+uint32_t sim_avx2_softmax_rows(const sim_tile *tile, const float *x, sim_row_state *const *rows, uint32_t count,
+                               uint8_t *p, float *b);
 
 /* ------------------------------------------------------------------------------------------------ bytes */
 

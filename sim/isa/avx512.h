@@ -22,13 +22,15 @@
 void sim_avx512_coded_qk(const sim_coded *k, const sim_rows *q, float *x);
 void sim_avx512_coded_pv(const sim_coded *v, const uint8_t *p, float *const *o, const float *b, uint32_t rows);
 sim_softmax sim_avx512_softmax(const sim_row_tile *row, float base, int first, uint8_t *p);
+uint32_t sim_avx512_softmax_rows(const sim_tile *tile, const float *x, sim_row_state *const *rows, uint32_t count,
+                                 uint8_t *p, float *b);
 
 /* Entries of the table that AMX's has too, or uses for rows that do not fill its tiles. */
 void sim_avx512_decode_k(const sim_group *group, uint8_t *codes, float *unit);
 void sim_avx512_decode_v(const sim_group *group, int8_t *codes, float *exponent, float *weight);
 void sim_avx512_coded_weights(const sim_group *group, float *exponent, float *weight);
-/** dot_qk for the rows from `first` on; bias of sim_rows_bias. */
-void sim_avx512_dot_qk_from(const sim_tile *tile, const sim_rows *rows, uint32_t first, const int32_t *bias, float *x);
+/** dot_qk for the rows from `first` on. */
+void sim_avx512_dot_qk_from(const sim_tile *tile, const sim_rows *rows, uint32_t first, float *x);
 void sim_avx512_dot_pv(const sim_tile *tile, const uint8_t *p, float *const *o, const float *b, uint32_t rows);
 
 /** A loop body that is compiled once for each set of constant arguments. */

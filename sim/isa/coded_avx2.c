@@ -53,10 +53,12 @@ static void mxfp4_multipliers(const sim_group *group, multipliers *out)
     const __m256i powers = _mm256_set1_epi32(0x08040201);
     uint32_t blocks = nbl_layout_block_dim(group->format, group->dim) / BLOCK;
     __m256i least = least_exponent_bytes(group);
-    for (uint32_t b = 0; b < nbl_layout_dim_padded(group->dim) / BLOCK; ++b) {
-        __m256i above = _mm256_sub_epi8(exponent_bytes(group, b / blocks), least);
+    for (uint32_t plane = 0; plane < nbl_layout_scale_planes(group->format, group->dim); ++plane) {
+        __m256i above = _mm256_sub_epi8(exponent_bytes(group, plane), least);
         above = _mm256_and_si256(above, _mm256_set1_epi8(NBL_BLOCK_E_SPREAD));
-        store_unaligned(out->bytes[b], _mm256_shuffle_epi8(powers, above));
+        for (uint32_t b = 0; b < blocks; ++b) {
+            store_unaligned(out->bytes[plane * blocks + b], _mm256_shuffle_epi8(powers, above));
+        }
     }
 }
 
@@ -90,11 +92,32 @@ static inline __m256i multiplier_pairs(const uint8_t *bytes)
     return _mm256_or_si256(m, _mm256_slli_epi32(m, 16));
 }
 
-/* `rows` rows (a constant) from row `first` against 8 tokens. starts[block][row]: of the 16-bit sums. */
-UNROLLED void qk_eight(int is_int4p, const uint8_t *codes, const uint8_t *m, const sim_rows *q, uint32_t first,
+/* Words of four query codes, eight times each: operands in memory. */
+typedef struct wide_words {
+    __m256i of[NBL_DIM_PADDED_MAX / 4u][ROWS_MAX];
+} wide_words;
+
+static void widen_words(const sim_rows *q, uint32_t first, uint32_t rows, wide_words *out)
+{
+    for (uint32_t quad = 0; quad < q->dim / 4u; ++quad) {
+        for (uint32_t r = 0; r < rows; ++r) {
+            out->of[quad][r] = _mm256_set1_epi32(q->words[quad * q->count + first + r]);
+        }
+    }
+}
+
+/* sum += two unsigned bytes of `codes` times two signed ones of `words`, in every 16 bits. */
+UNROLLED void add_products(__m256i *sum, __m256i codes, const __m256i *words)
+{
+    __m256i product;
+    __asm__("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+x"(*sum), "=&x"(product) : "x"(codes), "m"(*words));
+}
+
+/* `rows` rows (a constant) against 8 tokens. starts[block][row]: of the 16-bit sums. */
+UNROLLED void qk_eight(int is_int4p, const uint8_t *codes, const uint8_t *m, const sim_rows *q, const wide_words *wide,
                        const int32_t *starts, uint32_t rows, const float *unit, float *x)
 {
-    const int32_t *words = q->words + first;
+    const __m256i(*words)[ROWS_MAX] = wide->of;
     __m256i totals[ROWS_MAX];
     for (uint32_t r = 0; r < rows; ++r) {
         totals[r] = _mm256_setzero_si256();
@@ -108,12 +131,10 @@ UNROLLED void qk_eight(int is_int4p, const uint8_t *codes, const uint8_t *m, con
             __m256i low, high;
             k_codes(is_int4p, load(codes), &low, &high);
             for (uint32_t r = 0; r < rows; ++r) {
-                __m256i product = _mm256_maddubs_epi16(low, _mm256_set1_epi32(words[r]));
-                sums[r] = _mm256_add_epi16(sums[r], product);
-                product = _mm256_maddubs_epi16(high, _mm256_set1_epi32(words[q->count + r]));
-                sums[r] = _mm256_add_epi16(sums[r], product);
+                add_products(&sums[r], low, &words[0][r]);
+                add_products(&sums[r], high, &words[1][r]);
             }
-            words += 2u * q->count;
+            words += 2;
             codes += 4u * SIM_GROUP;
         }
         __m256i pairs = multiplier_pairs(m + b * SIM_GROUP);
@@ -124,7 +145,7 @@ UNROLLED void qk_eight(int is_int4p, const uint8_t *codes, const uint8_t *m, con
     }
     for (uint32_t r = 0; r < rows; ++r) {
         __m256 sum = _mm256_cvtepi32_ps(totals[r]);
-        _mm256_storeu_ps(x + (uint64_t)(first + r) * SIM_TILE, _mm256_mul_ps(sum, _mm256_loadu_ps(unit)));
+        _mm256_storeu_ps(x + (uint64_t)r * SIM_TILE, _mm256_mul_ps(sum, _mm256_loadu_ps(unit)));
     }
 }
 
@@ -137,26 +158,34 @@ static void start_words(int is_int4p, const sim_rows *q, int32_t *starts)
     }
 }
 
+/* Up to ROWS_MAX rows from row `first` against a group; each part asks for `step` bytes from `ahead` on. */
+UNROLLED void qk_group(int is_int4p, const sim_group *group, const sim_rows *q, uint32_t first, const wide_words *wide,
+                       const int32_t *starts, const uint8_t *ahead, uint32_t step, float *x)
+{
+    multipliers m;
+    float unit[SIM_GROUP];
+    multipliers_of(group, &m);
+    units_of(group, unit);
+    for (uint32_t part = 0; part < PARTS; ++part) {
+        sim_prefetch(ahead + (uint64_t)part * step, step);
+#define CALL(n)                                                                                           \
+    qk_eight(is_int4p, group->codes + part * LINE, m.bytes[0] + part * LANES, q, wide, starts + first, n, \
+             unit + part * LANES, x + (uint64_t)first * SIM_TILE + part * LANES)
+        FOR_ROWS(rows_from(q->count, first), CALL)
+#undef CALL
+    }
+}
+
 UNROLLED void qk_format(int is_int4p, const sim_coded *k, const sim_rows *q, float *x)
 {
     int32_t starts[NBL_DIM_PADDED_MAX / BLOCK * SIM_ROWS_MAX];
-    uint32_t step = k->ahead_bytes / PARTS;
     start_words(is_int4p, q, starts);
-    for (uint32_t g = 0; g < k->count; ++g) {
-        const sim_group *group = &k->group[g];
-        multipliers m;
-        float unit[SIM_GROUP];
-        multipliers_of(group, &m);
-        units_of(group, unit);
-        for (uint32_t part = 0; part < PARTS; ++part) {
-            sim_prefetch(k->ahead[g] + (uint64_t)part * step, step);
-            for (uint32_t first = 0; first < q->count; first += ROWS_MAX) {
-#define CALL(n)                                                                                            \
-    qk_eight(is_int4p, group->codes + part * LINE, m.bytes[0] + part * LANES, q, first, starts + first, n, \
-             unit + part * LANES, x + g * SIM_GROUP + part * LANES)
-                FOR_ROWS(rows_from(q->count, first), CALL)
-#undef CALL
-            }
+    for (uint32_t first = 0; first < q->count; first += ROWS_MAX) {
+        const uint32_t step = first == 0 ? k->ahead_bytes / PARTS : 0;
+        wide_words wide;
+        widen_words(q, first, rows_from(q->count, first), &wide);
+        for (uint32_t g = 0; g < k->count; ++g) {
+            qk_group(is_int4p, &k->group[g], q, first, &wide, starts, k->ahead[g], step, x + g * SIM_GROUP);
         }
     }
 }
@@ -208,7 +237,9 @@ static void scale_weights(const multipliers *m, uint32_t block, uint32_t rows, u
     }
 }
 
-/* Signed codes of a line as words: [0] even and [1] odd tokens of the low nibbles, [2], [3] of the high ones. */
+/* Signed codes of a line as words: [0] even and [1] odd tokens of the low nibbles, [2], [3] of the high ones. Those of
+ * mxfp4 are 2^8 times the code, which is less work: |A| < 2^22 (NUM 5.4), so that sums still fit. */
+#define V_WORDS_SHIFT(is_int4p) ((is_int4p) ? 0 : 8)
 UNROLLED void v_words(int is_int4p, __m256i bytes, __m256i *words)
 {
     if (is_int4p) {
@@ -222,23 +253,20 @@ UNROLLED void v_words(int is_int4p, __m256i bytes, __m256i *words)
     const __m256i table = load_table(e2m1_table);
     __m256i low = _mm256_shuffle_epi8(table, low_nibbles(bytes));
     __m256i high = _mm256_shuffle_epi8(table, high_nibbles(bytes));
-    words[0] = _mm256_srai_epi16(_mm256_slli_epi16(low, 8), 8);
-    words[1] = _mm256_srai_epi16(low, 8);
-    words[2] = _mm256_srai_epi16(_mm256_slli_epi16(high, 8), 8);
-    words[3] = _mm256_srai_epi16(high, 8);
+    const __m256i odd = _mm256_set1_epi16((int16_t)0xff00u);
+    words[0] = _mm256_slli_epi16(low, 8);
+    words[1] = _mm256_and_si256(low, odd);
+    words[2] = _mm256_slli_epi16(high, 8);
+    words[3] = _mm256_and_si256(high, odd);
 }
 
-static inline __m256i broadcast_pair(const int16_t *words)
+/* sum += two signed words of `words` times the two at w, in every dword. */
+UNROLLED void add_pair(__m256i *sum, __m256i words, const int16_t *w)
 {
-    int32_t dword;
-    memcpy(&dword, words, sizeof dword);
-    return _mm256_set1_epi32(dword);
-}
-
-UNROLLED __m256i add_pairs(__m256i sum, const __m256i *words, const int16_t *w)
-{
-    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(words[0], broadcast_pair(w)));
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(words[1], broadcast_pair(w + 2)));
+    __m256i product;
+    __asm__("vpbroadcastd %3, %1\n\tvpmaddwd %2, %1, %1\n\tvpaddd %1, %0, %0"
+            : "+x"(*sum), "=&x"(product)
+            : "x"(words), "m"(*(const int16_t(*)[2])w));
 }
 
 static void add_output(float *o, __m256i sum, float b)
@@ -263,15 +291,17 @@ UNROLLED void pv_line(int is_int4p, const sim_coded *v, uint32_t line, const wei
             __m256i words[4];
             v_words(is_int4p, load(codes), words);
             for (uint32_t r = 0; r < rows; ++r) {
-                sums[r][0] = add_pairs(sums[r][0], words, w->w[0][r] + t);
-                sums[r][1] = add_pairs(sums[r][1], words + 2, w->w[1][r] + t);
+                for (uint32_t half = 0; half < 2u; ++half) {
+                    add_pair(&sums[r][half], words[2u * half], w->w[half][r] + t);
+                    add_pair(&sums[r][half], words[2u * half + 1u], w->w[half][r] + t + 2u);
+                }
             }
         }
     }
     uint32_t d = line / 2u * 32u + line % 2u * LANES;
     for (uint32_t r = 0; r < rows; ++r) {
-        add_output(o[r] + d, sums[r][0], b[r]);
-        add_output(o[r] + d + 16u, sums[r][1], b[r]);
+        add_output(o[r] + d, _mm256_srai_epi32(sums[r][0], V_WORDS_SHIFT(is_int4p)), b[r]);
+        add_output(o[r] + d + 16u, _mm256_srai_epi32(sums[r][1], V_WORDS_SHIFT(is_int4p)), b[r]);
     }
 }
 

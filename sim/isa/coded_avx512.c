@@ -136,12 +136,12 @@ UNROLLED void qk_part(uint32_t format, const uint8_t *codes, const uint8_t *scal
 }
 
 /* All of a group: few rows share the decoded codes of 32 tokens in registers, many of 16. */
-UNROLLED void qk_group(uint32_t format, const sim_coded *k, uint32_t index, const sim_rows *q, const int32_t *bias,
-                       uint32_t rows, float *x)
+UNROLLED void qk_group(uint32_t format, const sim_coded *k, uint32_t index, const sim_rows *q, uint32_t rows, float *x)
 {
     const sim_group *group = &k->group[index];
     uint32_t halves = rows <= 4u ? 2u : 1u;
     uint32_t step = k->ahead_bytes / (q->dim / BLOCK);
+    const int32_t none[CODED_ROWS] = {0};
     k_scales scales;
     float unit[SIM_GROUP];
     units_of(group, unit);
@@ -152,7 +152,7 @@ UNROLLED void qk_group(uint32_t format, const sim_coded *k, uint32_t index, cons
     }
     for (uint32_t first = 0; first < HALVES; first += halves) {
         __m512i totals[8][2];
-        start_sums(bias, rows, halves, totals);
+        start_sums(format == NBL_INT4P ? none : q->bias, rows, halves, totals);
         qk_part(format, group->codes + first * LINE, scales.bytes + first * LANES, q, rows, halves, k->ahead[index],
                 first == 0 ? step : 0, totals);
         for (uint32_t r = 0; r < rows; ++r) {
@@ -167,12 +167,8 @@ UNROLLED void qk_group(uint32_t format, const sim_coded *k, uint32_t index, cons
 
 UNROLLED void qk_rows(uint32_t format, const sim_coded *k, const sim_rows *q, uint32_t rows, float *x)
 {
-    int32_t bias[SIM_ROWS_MAX] = {0};
-    if (format != NBL_INT4P) {
-        sim_rows_bias(q, bias);
-    }
     for (uint32_t g = 0; g < k->count; ++g) {
-        qk_group(format, k, g, q, bias, rows, x + g * SIM_GROUP);
+        qk_group(format, k, g, q, rows, x + g * SIM_GROUP);
     }
 }
 

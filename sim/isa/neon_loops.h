@@ -271,9 +271,10 @@ static void dot_qk_block(const sim_tile *tile, uint32_t token, const sim_rows *q
 
 static void dot_qk(const sim_tile *tile, const sim_rows *q, float *x)
 {
-    int32_t bias[SIM_ROWS_MAX] = {0};
 #ifdef __ARM_FEATURE_MATMUL_INT8
-    sim_rows_bias(q, bias);
+    const int32_t *bias = q->bias;
+#else
+    const int32_t bias[SIM_ROWS_MAX] = {0};
 #endif
     for (uint32_t r = 0; r < q->count; r += ROWS) {
         for (uint32_t token = 0; token < tile->groups * SIM_GROUP; token += LINES * LANES) {

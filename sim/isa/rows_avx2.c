@@ -214,11 +214,11 @@ static __m256i e2m1_codes(__m256 x)
     return _mm256_or_si256(code, _mm256_andnot_si256(_mm256_cmpeq_epi32(code, _mm256_setzero_si256()), sign));
 }
 
-static void quantize_mxfp4(const float *x, uint32_t rule, nbl_vector *v, uint64_t *saturated)
+/* Block exponents (NUM 3.4), also as scales of v. */
+UNROLLED void block_exponents(const float *x, uint32_t rule, nbl_vector *v, int32_t *exponents)
 {
     uint32_t block_dim = nbl_layout_block_dim(v->format, v->dim);
     uint32_t blocks = nbl_layout_scale_planes(v->format, v->dim);
-    int32_t exponents[NBL_SCALES_MAX];
     int32_t most = NBL_BLOCK_E_MIN;
     for (uint32_t b = 0; b < blocks; ++b) {
         uint32_t first = b * block_dim;
@@ -233,6 +233,18 @@ static void quantize_mxfp4(const float *x, uint32_t rule, nbl_vector *v, uint64_
         exponents[b] = exponents[b] < least ? least : exponents[b];
         v->scales[b] = nbl_e8m0_encode(exponents[b]);
     }
+}
+
+void sim_avx2_block_exponents(const float *x, uint32_t rule, nbl_vector *v, int32_t *exponents)
+{
+    block_exponents(x, rule, v, exponents);
+}
+
+static void quantize_mxfp4(const float *x, uint32_t rule, nbl_vector *v, uint64_t *saturated)
+{
+    uint32_t block_dim = nbl_layout_block_dim(v->format, v->dim);
+    int32_t exponents[NBL_SCALES_MAX];
+    block_exponents(x, rule, v, exponents);
     for (uint32_t d = 0; d < v->dim; d += LANES) {
         __m256 scaled = _mm256_mul_ps(_mm256_loadu_ps(x + d), _mm256_set1_ps(nbl_pow2(-exponents[d / block_dim])));
         __m256i beyond = _mm256_cmpgt_epi32(magnitude_bits(scaled), _mm256_set1_epi32((int)nbl_bits_of(6.0f)));

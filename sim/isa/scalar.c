@@ -82,10 +82,8 @@ static void dot_qk_row(const sim_tile *tile, const sim_rows *rows, uint32_t r, i
 
 static void dot_qk(const sim_tile *tile, const sim_rows *rows, float *x)
 {
-    int32_t bias[SIM_ROWS_MAX];
-    sim_rows_bias(rows, bias);
     for (uint32_t r = 0; r < rows->count; ++r) {
-        dot_qk_row(tile, rows, r, bias[r], x + (uint64_t)r * SIM_TILE);
+        dot_qk_row(tile, rows, r, rows->bias[r], x + (uint64_t)r * SIM_TILE);
     }
 }
 

@@ -30,6 +30,12 @@ static float largest_lane(__m256 x)
     return _mm_cvtss_f32(_mm_max_ps(half, _mm_permute_ps(half, 0xb1)));
 }
 
+/* B for a largest logit in one of the lanes. */
+static float base_above(__m256 most)
+{
+    return nbl_clamp_f32(nbl_ceil(largest_lane(most)), -NBL_LOGIT_MAX, NBL_LOGIT_MAX);
+}
+
 static float base_of(const sim_row_tile *row)
 {
     __m256 most = _mm256_set1_ps(-INFINITY);
@@ -38,27 +44,20 @@ static float base_of(const sim_row_tile *row)
                                    _mm256_loadu_ps(row->a + i * LANES));
         most = max_visible(row, i, most, z);
     }
-    return nbl_clamp_f32(nbl_ceil(largest_lane(most)), -NBL_LOGIT_MAX, NBL_LOGIT_MAX);
-}
-
-/* t of eight tokens. With integers in a, (a - B) + GRID has no rounding and is one addition. */
-UNROLLED __m256 grid_logits(const sim_row_tile *row, float base, int whole_a, uint32_t i)
-{
-    __m256 a = _mm256_loadu_ps(row->a + i * LANES);
-    __m256 offset = whole_a ? _mm256_add_ps(a, _mm256_set1_ps(NBL_GRID - base))
-                            : _mm256_add_ps(_mm256_sub_ps(a, _mm256_set1_ps(base)), _mm256_set1_ps(NBL_GRID));
-    return _mm256_fmadd_ps(_mm256_loadu_ps(row->x + i * LANES), _mm256_set1_ps(row->scale), offset);
+    return base_above(most);
 }
 
 /* t of all tokens; the largest of the visible ones is returned. */
-UNROLLED float all_logits(const sim_row_tile *row, float base, int whole_a, int all, uint32_t parts, __m256 *t)
+static float all_logits(const sim_row_tile *row, float base, __m256 *t)
 {
-    __m256 most[2] = {_mm256_set1_ps(-INFINITY), _mm256_set1_ps(-INFINITY)};
-    for (uint32_t i = 0; i < parts; ++i) {
-        t[i] = grid_logits(row, base, whole_a, i);
-        most[i % 2u] = all ? _mm256_max_ps(most[i % 2u], t[i]) : max_visible(row, i, most[i % 2u], t[i]);
+    __m256 most = _mm256_set1_ps(-INFINITY);
+    for (uint32_t i = 0; i < row->groups * PARTS; ++i) {
+        __m256 above = _mm256_sub_ps(_mm256_loadu_ps(row->a + i * LANES), _mm256_set1_ps(base));
+        t[i] = _mm256_fmadd_ps(_mm256_loadu_ps(row->x + i * LANES), _mm256_set1_ps(row->scale),
+                               _mm256_add_ps(above, _mm256_set1_ps(NBL_GRID)));
+        most = max_visible(row, i, most, t[i]);
     }
-    return largest_lane(_mm256_max_ps(most[0], most[1]));
+    return largest_lane(most);
 }
 
 /* The base moves: t again, at most REBASE above the new one. */
@@ -68,7 +67,7 @@ static float move_base(const sim_row_tile *row, sim_softmax *out, __m256 *t)
     float limit = NBL_GRID + NBL_REBASE;
     out->rescale = nbl_pow2f(out->base - moved);
     out->base = moved;
-    float most = all_logits(row, moved, 0, 0, row->groups * PARTS, t);
+    float most = all_logits(row, moved, t);
     for (uint32_t i = 0; i < row->groups * PARTS; ++i) {
         t[i] = _mm256_min_ps(t[i], _mm256_set1_ps(limit));
     }
@@ -121,20 +120,26 @@ static float sum_tree(__m256 low, __m256 high)
     return _mm_cvtss_f32(_mm_add_ss(_mm256_castps256_ps128(w), _mm256_extractf128_ps(w, 1)));
 }
 
-/* P of all tokens, and l. */
-UNROLLED float weigh(const sim_row_tile *row, const __m256 *t, float most, int all, uint32_t parts, uint8_t *p)
+/* P of sixteen tokens from p of NUM 5.4; adds to the sums of l. */
+UNROLLED void weigh(const __m256 *e, const float *weight, __m256 *sums, uint8_t *p)
 {
-    __m256 distance = _mm256_set1_ps(most - NBL_GRID);
+    for (uint32_t j = 0; j < 2u; ++j) {
+        sums[j] = _mm256_fmadd_ps(round_to_bf16(e[j]), _mm256_loadu_ps(weight + j * LANES), sums[j]);
+    }
+    store_bytes(p, grid_weights(e[0]), grid_weights(e[1]));
+}
+
+/* P of all tokens; l is returned. */
+static float weigh_visible(const sim_row_tile *row, const __m256 *t, float most, uint8_t *p)
+{
     __m256 sums[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
-    for (uint32_t i = 0; i < parts; i += 2u) {
-        __m256i weights[2];
+    for (uint32_t i = 0; i < row->groups * PARTS; i += 2u) {
+        __m256 e[2];
         for (uint32_t j = 0; j < 2u; ++j) {
-            __m256 e = grid_exp2(_mm256_sub_ps(t[i + j], distance));
-            e = all ? e : _mm256_and_ps(e, visible_lanes(row, i + j));
-            weights[j] = grid_weights(e);
-            sums[j] = _mm256_fmadd_ps(round_to_bf16(e), _mm256_loadu_ps(row->weight + (i + j) * LANES), sums[j]);
+            __m256 u = _mm256_sub_ps(t[i + j], _mm256_set1_ps(most));
+            e[j] = _mm256_and_ps(grid_exp2(u), visible_lanes(row, i + j));
         }
-        store_bytes(p + i * LANES, weights[0], weights[1]);
+        weigh(e, row->weight + i * LANES, sums, p + i * LANES);
     }
     return sum_tree(sums[0], sums[1]);
 }
@@ -142,10 +147,8 @@ UNROLLED float weigh(const sim_row_tile *row, const __m256 *t, float most, int a
 sim_softmax sim_avx2_softmax(const sim_row_tile *row, float base, int first, uint8_t *p)
 {
     __m256 t[PARTS_MAX];
-    uint32_t parts = row->groups * PARTS;
-    int all = (row->visible[0] & row->visible[1]) == ~UINT64_C(0) && row->whole_a;
     sim_softmax out = {first ? base_of(row) : base, 1.0f, 0.0f, 0.0f, 0};
-    float most = all ? all_logits(row, out.base, 1, 1, parts, t) : all_logits(row, out.base, 0, 0, parts, t);
+    float most = all_logits(row, out.base, t);
     if (most > NBL_GRID + NBL_REBASE) {
         most = move_base(row, &out, t);
     }
@@ -153,7 +156,68 @@ sim_softmax sim_avx2_softmax(const sim_row_tile *row, float base, int first, uin
         out.left_out = 1;
         return out;
     }
-    out.l = all ? weigh(row, t, most, 1, parts, p) : weigh(row, t, most, 0, parts, p);
+    out.l = weigh_visible(row, t, most - NBL_GRID, p);
     out.b = nbl_grid_base(most - NBL_GRID);
     return out;
+}
+
+/* ------------------------------------------------------------------------------------------------ whole rows */
+
+/* B of a row that sees all 128 tokens. */
+static float whole_base(const sim_tile *tile, const float *x, float scale)
+{
+    __m256 most = _mm256_set1_ps(-INFINITY);
+    for (uint32_t t = 0; t < SIM_TILE; t += LANES) {
+        __m256 a = _mm256_loadu_ps(tile->exponent + t);
+        most = _mm256_max_ps(most, _mm256_fmadd_ps(_mm256_loadu_ps(x + t), _mm256_set1_ps(scale), a));
+    }
+    return base_above(most);
+}
+
+/* t of a row that sees all 128 tokens; the largest less GRID is returned. (a - B) + GRID of integers has no rounding
+ * and is one addition. */
+static float whole_logits(const sim_tile *tile, const float *x, const sim_row_state *row, float *t)
+{
+    const __m256 offset = _mm256_set1_ps(NBL_GRID - row->base);
+    const __m256 scale = _mm256_set1_ps(row->scale);
+    __m256 most[2] = {_mm256_set1_ps(-INFINITY), _mm256_set1_ps(-INFINITY)};
+    for (uint32_t i = 0; i < PARTS_MAX; ++i) {
+        __m256 a = _mm256_add_ps(_mm256_loadu_ps(tile->exponent + i * LANES), offset);
+        __m256 value = _mm256_fmadd_ps(_mm256_loadu_ps(x + i * LANES), scale, a);
+        _mm256_store_ps(t + i * LANES, value);
+        most[i % 2u] = _mm256_max_ps(most[i % 2u], value);
+    }
+    return largest_lane(_mm256_max_ps(most[0], most[1])) - NBL_GRID;
+}
+
+/* P of a row; l is returned. */
+static float whole_weights(const sim_tile *tile, const float *t, float most, uint8_t *p)
+{
+    const __m256 distance = _mm256_set1_ps(most);
+    __m256 sums[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+    for (uint32_t i = 0; i < SIM_TILE; i += 2u * LANES) {
+        __m256 e[2] = {grid_exp2(_mm256_sub_ps(_mm256_load_ps(t + i), distance)),
+                       grid_exp2(_mm256_sub_ps(_mm256_load_ps(t + i + LANES), distance))};
+        weigh(e, tile->weight + i, sums, p + i);
+    }
+    return sum_tree(sums[0], sums[1]);
+}
+
+uint32_t sim_avx2_softmax_rows(const sim_tile *tile, const float *x, sim_row_state *const *rows, uint32_t count,
+                               uint8_t *p, float *b)
+{
+    _Alignas(LINE) float t[SIM_TILE];
+    for (uint32_t r = 0; r < count; ++r) {
+        if (!rows[r]->has_base) {
+            rows[r]->base = whole_base(tile, x + r * SIM_TILE, rows[r]->scale);
+            rows[r]->has_base = 1;
+        }
+        float most = whole_logits(tile, x + r * SIM_TILE, rows[r], t);
+        if (most > NBL_REBASE || most < NBL_WEIGHT_MIN) {
+            return r;
+        }
+        b[r] = nbl_grid_base(most);
+        rows[r]->sum = nbl_fma(whole_weights(tile, t, most, p + r * SIM_TILE), b[r], rows[r]->sum);
+    }
+    return count;
 }

@@ -8,10 +8,18 @@
 #include "rowsum.h"
 
 #define PARTS_MAX (SIM_TILE / LANES)
+#define EXPONENT_BIAS 127.0f
+#define ROWS_STEP 8u /* rows whose t are kept at a time: in the first-level cache */
 
 static __mmask16 visible_lanes(const sim_row_tile *row, uint32_t i)
 {
     return (__mmask16)(row->visible[i / 4u] >> (16u * (i % 4u)));
+}
+
+/* B for a largest logit in one of the lanes. */
+static float base_above(__m512 most)
+{
+    return nbl_clamp_f32(nbl_ceil(_mm512_reduce_max_ps(most)), -NBL_LOGIT_MAX, NBL_LOGIT_MAX);
 }
 
 static float base_of(const sim_row_tile *row)
@@ -22,29 +30,20 @@ static float base_of(const sim_row_tile *row)
                                    _mm512_loadu_ps(row->a + i * LANES));
         most = _mm512_mask_max_ps(most, visible_lanes(row, i), most, z);
     }
-    return nbl_clamp_f32(nbl_ceil(_mm512_reduce_max_ps(most)), -NBL_LOGIT_MAX, NBL_LOGIT_MAX);
-}
-
-/* t of 16 tokens. With integers in a, (a - B) + GRID has no rounding and is one addition. */
-UNROLLED __m512 grid_logits(const sim_row_tile *row, float base, int whole_a, uint32_t i)
-{
-    __m512 a = _mm512_loadu_ps(row->a + i * LANES);
-    __m512 offset = whole_a ? _mm512_add_ps(a, _mm512_set1_ps(NBL_GRID - base))
-                            : _mm512_add_ps(_mm512_sub_ps(a, _mm512_set1_ps(base)), _mm512_set1_ps(NBL_GRID));
-    return _mm512_fmadd_ps(_mm512_loadu_ps(row->x + i * LANES), _mm512_set1_ps(row->scale), offset);
+    return base_above(most);
 }
 
 /* t of all tokens; the largest of the visible ones is returned. */
-UNROLLED float all_logits(const sim_row_tile *row, float base, int whole_a, int all, uint32_t parts, __m512 *t)
+static float all_logits(const sim_row_tile *row, float base, __m512 *t)
 {
-    __m512 most[2] = {_mm512_set1_ps(-INFINITY), _mm512_set1_ps(-INFINITY)};
-    for (uint32_t i = 0; i < parts; ++i) {
-        __m512 *largest = &most[i % 2u];
-        t[i] = grid_logits(row, base, whole_a, i);
-        *largest =
-            all ? _mm512_max_ps(*largest, t[i]) : _mm512_mask_max_ps(*largest, visible_lanes(row, i), *largest, t[i]);
+    __m512 most = _mm512_set1_ps(-INFINITY);
+    for (uint32_t i = 0; i < row->groups * HALVES; ++i) {
+        __m512 above = _mm512_sub_ps(_mm512_loadu_ps(row->a + i * LANES), _mm512_set1_ps(base));
+        t[i] = _mm512_fmadd_ps(_mm512_loadu_ps(row->x + i * LANES), _mm512_set1_ps(row->scale),
+                               _mm512_add_ps(above, _mm512_set1_ps(NBL_GRID)));
+        most = _mm512_mask_max_ps(most, visible_lanes(row, i), most, t[i]);
     }
-    return _mm512_reduce_max_ps(_mm512_max_ps(most[0], most[1]));
+    return _mm512_reduce_max_ps(most);
 }
 
 /* The base moves: t again, at most REBASE above the new one. */
@@ -54,27 +53,46 @@ static float move_base(const sim_row_tile *row, sim_softmax *out, __m512 *t)
     float limit = NBL_GRID + NBL_REBASE;
     out->rescale = nbl_pow2f(out->base - moved);
     out->base = moved;
-    float most = all_logits(row, moved, 0, 0, row->groups * HALVES, t);
+    float most = all_logits(row, moved, t);
     for (uint32_t i = 0; i < row->groups * HALVES; ++i) {
         t[i] = _mm512_min_ps(t[i], _mm512_set1_ps(limit));
     }
     return most < limit ? most : limit;
 }
 
-/* p of the visible tokens, 0 for the others. u = t - m + GRID: the low 8 bits of its representation are the fraction
- * of t - m, those above its floor, once they stand at the place of a float's exponent. */
-static __m512 grid_exp2(__m512 u, __mmask16 visible)
+/* 2^(i / 16) and 2^(i / 256), i < 16: 2^f for a fraction f of eight bits is a product of two of them. */
+typedef struct powers {
+    __m512 sixteenths;
+    __m512 fine;
+} powers;
+
+static powers load_powers(void)
 {
-    __m512i bits = _mm512_slli_epi32(_mm512_castps_si512(u), 15);
-    __m512i floor = _mm512_and_si512(bits, _mm512_set1_epi32((int)0xff800000u));
-    __m512 g = _mm512_castsi512_ps(
-        _mm512_ternarylogic_epi32(bits, _mm512_set1_epi32(0x007fffff), _mm512_set1_epi32(0x3f800000), 0xea));
-    __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(SIM_GRID_C4), g, _mm512_set1_ps(SIM_GRID_C3));
-    p = _mm512_fmadd_ps(p, g, _mm512_set1_ps(SIM_GRID_C2));
-    p = _mm512_fmadd_ps(p, g, _mm512_set1_ps(SIM_GRID_C1));
-    p = _mm512_fmadd_ps(p, g, _mm512_set1_ps(SIM_GRID_C0));
-    __mmask16 kept = _mm512_mask_cmp_ps_mask(visible, u, _mm512_set1_ps(NBL_GRID + NBL_WEIGHT_MIN), _CMP_GE_OQ);
-    return _mm512_castsi512_ps(_mm512_maskz_add_epi32(kept, _mm512_castps_si512(p), floor));
+    const __m512i steps = _mm512_set_epi32(240, 224, 208, 192, 176, 160, 144, 128, 112, 96, 80, 64, 48, 32, 16, 0);
+    powers out;
+    out.sixteenths = _mm512_castsi512_ps(_mm512_i32gather_epi32(steps, nbl_exp2_table, 4));
+    out.fine = _mm512_castsi512_ps(_mm512_loadu_si512(nbl_exp2_table));
+    return out;
+}
+
+/* p of the visible tokens, 0 for the others. u = t - m + GRID + 127, m being `most` of distance_of: the low 8 bits of
+ * its representation are the fraction of t - m, those above its floor + 127, which is the exponent of p. */
+UNROLLED __m512 grid_exp2(__m512 u, __mmask16 visible, const powers *two)
+{
+    __m512i bits = _mm512_castps_si512(u);
+    __m512 sixteenth = _mm512_permutexvar_ps(_mm512_srli_epi32(bits, 4), two->sixteenths);
+    __m512i fraction = _mm512_castps_si512(_mm512_mul_ps(sixteenth, _mm512_permutexvar_ps(bits, two->fine)));
+    __mmask16 kept =
+        _mm512_mask_cmp_ps_mask(visible, u, _mm512_set1_ps(NBL_GRID + NBL_WEIGHT_MIN + EXPONENT_BIAS), _CMP_GE_OQ);
+    /* sign and exponent of the first, mantissa of the second */
+    return _mm512_castsi512_ps(_mm512_maskz_ternarylogic_epi32(kept, _mm512_slli_epi32(bits, 15), fraction,
+                                                               _mm512_set1_epi32((int)0xff800000u), 0xe4));
+}
+
+/* What t - u is for a row whose largest t is most + GRID. */
+static __m512 distance_of(float most)
+{
+    return _mm512_set1_ps(most - EXPONENT_BIAS);
 }
 
 /* q of NUM 5.4: no p is near a tie (NUM 5.5), so rounding half up is RNE. */
@@ -110,44 +128,30 @@ UNROLLED __m512i low_bytes(const __m512i *dwords)
 }
 
 /* P of 16 tokens in the low bytes of dwords; adds to the sixteen sums of l. */
-UNROLLED __m512i weigh(const sim_row_tile *row, __m512 u, __mmask16 visible, uint32_t i, __m512 *sums)
+UNROLLED __m512i weigh(__m512 u, __mmask16 visible, const powers *two, const float *weight, __m512 *sums)
 {
-    __m512 e = grid_exp2(u, visible);
-    *sums = _mm512_fmadd_ps(round_to_bf16(e), _mm512_loadu_ps(row->weight + i * LANES), *sums);
+    __m512 e = grid_exp2(u, visible, two);
+    *sums = _mm512_fmadd_ps(round_to_bf16(e), _mm512_loadu_ps(weight), *sums);
     return _mm512_castps_si512(_mm512_fmadd_ps(e, _mm512_set1_ps(NBL_P_SCALE), _mm512_set1_ps(NBL_MAGIC)));
 }
 
-/* A row that sees all 128 tokens: registers from end to end. */
-UNROLLED __m512 weigh_all(const sim_row_tile *row, const __m512 *t, __m512 distance, uint8_t *p)
+static float weigh_visible(const sim_row_tile *row, const __m512 *t, float most, uint8_t *p)
 {
-    __m512 sums = _mm512_setzero_ps();
-    for (uint32_t quarter = 0; quarter < PARTS_MAX; quarter += 4u) {
-        __m512i weights[4];
-        for (uint32_t j = 0; j < 4u; ++j) {
-            weights[j] = weigh(row, _mm512_sub_ps(t[quarter + j], distance), 0xffff, quarter + j, &sums);
-        }
-        _mm512_storeu_si512(p + quarter * LANES, low_bytes(weights));
-    }
-    return sums;
-}
-
-static __m512 weigh_visible(const sim_row_tile *row, const __m512 *t, __m512 distance, uint8_t *p)
-{
+    const powers two = load_powers();
     __m512 sums = _mm512_setzero_ps();
     for (uint32_t i = 0; i < row->groups * HALVES; ++i) {
-        __m512i weights = weigh(row, _mm512_sub_ps(t[i], distance), visible_lanes(row, i), i, &sums);
+        __m512 u = _mm512_sub_ps(t[i], distance_of(most));
+        __m512i weights = weigh(u, visible_lanes(row, i), &two, row->weight + i * LANES, &sums);
         _mm_storeu_si128((__m128i *)(void *)(p + i * LANES), _mm512_cvtepi32_epi8(weights));
     }
-    return sums;
+    return sum_tree(sums);
 }
 
 sim_softmax sim_avx512_softmax(const sim_row_tile *row, float base, int first, uint8_t *p)
 {
     __m512 t[PARTS_MAX];
-    int all = row->groups == SIM_GROUPS && (row->visible[0] & row->visible[1]) == ~UINT64_C(0) && row->whole_a;
     sim_softmax out = {first ? base_of(row) : base, 1.0f, 0.0f, 0.0f, 0};
-    float most =
-        all ? all_logits(row, out.base, 1, 1, PARTS_MAX, t) : all_logits(row, out.base, 0, 0, row->groups * HALVES, t);
+    float most = all_logits(row, out.base, t);
     if (most > NBL_GRID + NBL_REBASE) {
         most = move_base(row, &out, t);
     }
@@ -155,8 +159,94 @@ sim_softmax sim_avx512_softmax(const sim_row_tile *row, float base, int first, u
         out.left_out = 1;
         return out;
     }
-    __m512 distance = _mm512_set1_ps(most - NBL_GRID);
-    out.l = sum_tree(all ? weigh_all(row, t, distance, p) : weigh_visible(row, t, distance, p));
+    out.l = weigh_visible(row, t, most - NBL_GRID, p);
     out.b = nbl_grid_base(most - NBL_GRID);
     return out;
+}
+
+/* ------------------------------------------------------------------------------------------------ whole rows */
+
+/* B of a row that sees all 128 tokens. */
+static float whole_base(const sim_tile *tile, const float *x, float scale)
+{
+    __m512 most = _mm512_set1_ps(-INFINITY);
+    for (uint32_t i = 0; i < PARTS_MAX; ++i) {
+        __m512 a = _mm512_loadu_ps(tile->exponent + i * LANES);
+        most = _mm512_max_ps(most, _mm512_fmadd_ps(_mm512_loadu_ps(x + i * LANES), _mm512_set1_ps(scale), a));
+    }
+    return base_above(most);
+}
+
+/* t of a row that sees all 128 tokens; the largest less GRID is returned. (a - B) + GRID of integers has no rounding
+ * and is one addition. */
+UNROLLED float whole_logits(const sim_tile *tile, const float *x, const sim_row_state *row, float *t)
+{
+    const __m512 offset = _mm512_set1_ps(NBL_GRID - row->base);
+    const __m512 scale = _mm512_set1_ps(row->scale);
+    __m512 most[2] = {_mm512_set1_ps(-INFINITY), _mm512_set1_ps(-INFINITY)};
+    for (uint32_t i = 0; i < PARTS_MAX; ++i) {
+        __m512 a = _mm512_add_ps(_mm512_loadu_ps(tile->exponent + i * LANES), offset);
+        __m512 value = _mm512_fmadd_ps(_mm512_loadu_ps(x + i * LANES), scale, a);
+        _mm512_store_ps(t + i * LANES, value);
+        most[i % 2u] = _mm512_max_ps(most[i % 2u], value);
+    }
+    return _mm512_reduce_max_ps(_mm512_max_ps(most[0], most[1])) - NBL_GRID;
+}
+
+/* P of a row; l is returned. */
+UNROLLED float whole_weights(const sim_tile *tile, const float *t, float most, const powers *two, uint8_t *p)
+{
+    const __m512 distance = distance_of(most);
+    __m512 sums = _mm512_setzero_ps();
+    for (uint32_t quarter = 0; quarter < PARTS_MAX; quarter += 4u) {
+        __m512i weights[4];
+        for (uint32_t j = 0; j < 4u; ++j) {
+            uint32_t i = quarter + j;
+            __m512 u = _mm512_sub_ps(_mm512_load_ps(t + i * LANES), distance);
+            weights[j] = weigh(u, 0xffff, two, tile->weight + i * LANES, &sums);
+        }
+        _mm512_storeu_si512(p + quarter * LANES, low_bytes(weights));
+    }
+    return sum_tree(sums);
+}
+
+/* sim_avx512_softmax_rows for up to ROWS_STEP rows: first all t, so that no row waits for the maximum of another. */
+UNROLLED uint32_t whole_step(const sim_tile *tile, const float *x, sim_row_state *const *rows, uint32_t count,
+                             const powers *two, uint8_t *p, float *b)
+{
+    _Alignas(LINE) float t[ROWS_STEP][SIM_TILE];
+    float most[ROWS_STEP];
+    uint32_t done = 0;
+    for (; done < count; ++done) {
+        if (!rows[done]->has_base) {
+            rows[done]->base = whole_base(tile, x + done * SIM_TILE, rows[done]->scale);
+            rows[done]->has_base = 1;
+        }
+        most[done] = whole_logits(tile, x + done * SIM_TILE, rows[done], t[done]);
+        if (most[done] > NBL_REBASE || most[done] < NBL_WEIGHT_MIN) {
+            break;
+        }
+    }
+    for (uint32_t r = 0; r < done; ++r) {
+        float l = whole_weights(tile, t[r], most[r], two, p + r * SIM_TILE);
+        b[r] = nbl_grid_base(most[r]);
+        rows[r]->sum = nbl_fma(l, b[r], rows[r]->sum);
+    }
+    return done;
+}
+
+uint32_t sim_avx512_softmax_rows(const sim_tile *tile, const float *x, sim_row_state *const *rows, uint32_t count,
+                                 uint8_t *p, float *b)
+{
+    const powers two = load_powers();
+    uint32_t done = 0;
+    while (done < count) {
+        uint32_t some = count - done < ROWS_STEP ? count - done : ROWS_STEP;
+        uint32_t n = whole_step(tile, x + done * SIM_TILE, rows + done, some, &two, p + done * SIM_TILE, b + done);
+        done += n;
+        if (n < some) {
+            break;
+        }
+    }
+    return done;
 }

@@ -3,7 +3,7 @@
  * @file attend.c
  * @brief attend: every query row over the stored tokens it may see (NUM 5).
  *
- * Work is cut into items: one sequence, one kv head, up to 64 query rows, and either all chunks or a single one. Few
+ * Work is cut into items: one sequence, one kv head, up to 256 query rows, and either all chunks or a single one. Few
  * rows over a long cache (decode) are cut by chunk, so that all threads have work; many rows (prefill) keep their
  * running state at hand. The cut depends on upper bounds alone and cannot change a bit, since chunk states are merged
  * in order either way.
@@ -66,6 +66,7 @@ typedef struct scratch {
     sim_tile_buffer v_buffer;
     int32_t *words;   /* of sim_rows */
     int32_t *offsets; /* of sim_rows */
+    int32_t *bias;    /* of sim_rows */
     int8_t *q;        /* [rows][k_dim] */
     float *x;         /* [ROWS_STEP][128] */
     uint8_t *p;       /* [ROWS_STEP][128] */
@@ -82,12 +83,9 @@ typedef struct row {
     int64_t position;
     int64_t first; /* visible positions [first, end) */
     int64_t end;
-    float scale;      /* cq_row; cs_row with soft cap (NUM 5.1) */
     int32_t exponent; /* of the row, in the Blackwell core (NUM 7.1) */
     float offset;     /* NUM 5.7 */
-    float base;
-    float sum;
-    int has_base;
+    sim_row_state state;
     nbl_state_head total;
 } row;
 
@@ -104,6 +102,7 @@ typedef struct item {
     float v_scale;                            /* of the float core */
     int32_t center_exponent[SIM_ROWS_MAX][2]; /* of the first rows' centres: heads repeat after them (NUM 7.5) */
     row row[SIM_ROWS_MAX];
+    sim_row_state *states[SIM_ROWS_MAX]; /* those of the rows */
 } item;
 
 /* ------------------------------------------------------------------------------------------------ plan */
@@ -118,8 +117,8 @@ static uint64_t scratch_bytes(const plan *p)
     uint64_t rows = p->block_rows;
     return aligned(sizeof(scratch)) + aligned((uint64_t)SIM_TILE * p->k_dim) + aligned((uint64_t)SIM_TILE * p->v_dim) +
            2u * aligned(rows * p->k_dim) + aligned(rows * p->k_dim / SIM_BLOCK * sizeof(int32_t)) +
-           aligned(ROWS_STEP * SIM_TILE * sizeof(float)) + aligned(ROWS_STEP * SIM_TILE) +
-           2u * aligned(rows * p->v_dim * sizeof(float)) +
+           aligned(rows * sizeof(int32_t)) + aligned(ROWS_STEP * SIM_TILE * sizeof(float)) +
+           aligned(ROWS_STEP * SIM_TILE) + 2u * aligned(rows * p->v_dim * sizeof(float)) +
            aligned(sim_float_scratch_bytes(p->k_dim, p->v_dim, p->block_rows));
 }
 
@@ -196,6 +195,7 @@ static scratch *scratch_of(const call *c, uint32_t thread)
     s->q = carve(&at, (uint64_t)p->block_rows * p->k_dim);
     s->words = carve(&at, (uint64_t)p->block_rows * p->k_dim);
     s->offsets = carve(&at, (uint64_t)p->block_rows * p->k_dim / SIM_BLOCK * sizeof(int32_t));
+    s->bias = carve(&at, (uint64_t)p->block_rows * sizeof(int32_t));
     s->x = carve(&at, (uint64_t)ROWS_STEP * SIM_TILE * sizeof(float));
     s->p = carve(&at, (uint64_t)ROWS_STEP * SIM_TILE);
     s->o = carve(&at, (uint64_t)p->block_rows * p->v_dim * sizeof(float));
@@ -312,13 +312,13 @@ static void prepare_query(const call *c, uint32_t sequence, row *r, int8_t *code
         } else {
             prepare_float_query(c, sequence, r, x, fp);
         }
-        r->scale = c->c * sim_scale_of(c->args->pool, NBL_KIND_K, c->args->layer, kv_head) *
-                   nbl_pow2(r->exponent - nbl_log2_of(c->shape->k_hadamard));
+        r->state.scale = c->c * sim_scale_of(c->args->pool, NBL_KIND_K, c->args->layer, kv_head) *
+                         nbl_pow2(r->exponent - nbl_log2_of(c->shape->k_hadamard));
         return;
     }
     int32_t exponent = quantize_query(c, x, codes);
-    r->scale = c->c * nbl_pow2(exponent - nbl_log2_of(c->shape->k_hadamard));
-    r->offset = center_offset(c, sequence, kv_head, codes, r->scale);
+    r->state.scale = c->c * nbl_pow2(exponent - nbl_log2_of(c->shape->k_hadamard));
+    r->offset = center_offset(c, sequence, kv_head, codes, r->state.scale);
 }
 
 /* ------------------------------------------------------------------------------------------------ rows */
@@ -377,6 +377,7 @@ static void item_rows(item *it)
         *r = row_of_index(it->call, (uint64_t)(q_first + token) * args->q_heads + head);
         r->position = kv_len - q_len + token;
         set_visible(args, kv_len, r);
+        it->states[i] = &r->state;
     }
 }
 
@@ -461,29 +462,25 @@ static int row_softmax(item *it, uint32_t index, int64_t start, const uint64_t v
     row *r = &it->row[index];
     float a[SIM_TILE];
     float *o = s->o + (uint64_t)index * c->plan.v_dim;
-    sim_row_tile view = {x,
-                         alibi_exponents(it, r, start, a),
-                         s->tile.weight,
-                         {visible[0], visible[1]},
-                         s->tile.groups,
-                         c->args->alibi_slopes == NULL,
-                         r->scale};
+    sim_row_tile view = {
+        x, alibi_exponents(it, r, start, a), s->tile.weight, {visible[0], visible[1]}, s->tile.groups, r->state.scale};
     if (c->cap != 0.0f) {
         soft_cap(x, s->tile.groups * SIM_GROUP, view.scale);
         view.scale = c->cap;
     }
-    sim_softmax result = c->plan.is_float ? sim_float_softmax(&c->fp, &s->fp, index, &view, r->base, !r->has_base)
-                                          : c->device->isa->softmax(&view, r->base, !r->has_base, p);
+    sim_softmax result = c->plan.is_float
+                             ? sim_float_softmax(&c->fp, &s->fp, index, &view, r->state.base, !r->state.has_base)
+                             : c->device->isa->softmax(&view, r->state.base, !r->state.has_base, p);
     if (result.rescale != 1.0f) {
-        r->sum *= result.rescale;
+        r->state.sum *= result.rescale;
         scale_floats(o, c->plan.v_dim, result.rescale);
     }
-    r->base = result.base;
-    r->has_base = 1;
+    r->state.base = result.base;
+    r->state.has_base = 1;
     if (result.left_out) {
         return 0;
     }
-    r->sum = nbl_fma(result.l, result.b, r->sum);
+    r->state.sum = nbl_fma(result.l, result.b, r->state.sum);
     *b = result.b;
     return 1;
 }
@@ -493,8 +490,12 @@ static sim_rows rows_from(const item *it, uint32_t first)
 {
     const scratch *s = it->scratch;
     uint32_t dim = it->call->plan.k_dim;
-    sim_rows rows = {it->rows - first < ROWS_STEP ? it->rows - first : ROWS_STEP, dim, s->words + first * dim / 4u,
-                     s->offsets + first * dim / SIM_BLOCK, s->q + (uint64_t)first * dim};
+    sim_rows rows = {it->rows - first < ROWS_STEP ? it->rows - first : ROWS_STEP,
+                     dim,
+                     s->words + first * dim / 4u,
+                     s->offsets + first * dim / SIM_BLOCK,
+                     s->bias + first,
+                     s->q + (uint64_t)first * dim};
     return rows;
 }
 
@@ -533,7 +534,7 @@ static void item_queries(item *it)
     for (uint32_t first = 0; first < it->rows; first += ROWS_STEP) {
         sim_rows rows = rows_from(it, first);
         sim_rows_pack(rows.codes, rows.count, rows.dim, s->words + first * rows.dim / 4u,
-                      s->offsets + first * rows.dim / SIM_BLOCK);
+                      s->offsets + first * rows.dim / SIM_BLOCK, s->bias + first);
     }
 }
 
@@ -654,23 +655,54 @@ static void item_float_tile(item *it, uint32_t index, uint64_t (*visible)[2])
     }
 }
 
+/* Rows from `first` on, below `end`, that softmax_rows takes. */
+static uint32_t whole_rows(const item *it, uint32_t first, uint32_t end, uint64_t (*visible)[2])
+{
+    uint32_t i = first;
+    if (it->call->device->isa->softmax_rows == NULL || it->call->cap != 0.0f || it->call->args->alibi_slopes != NULL) {
+        return 0;
+    }
+    while (i < end && (visible[i][0] & visible[i][1]) == ~UINT64_C(0)) {
+        ++i;
+    }
+    return i - first;
+}
+
+/* P and weights of the rows of a step for which the tile adds something, and where their O is; how many they are.
+ * Rows that see all of it go together as far as they can, the others one by one. */
+static uint32_t step_softmax(item *it, uint32_t first, uint32_t end, int64_t start, uint64_t (*visible)[2], float **o,
+                             float *b)
+{
+    const sim_isa *isa = it->call->device->isa;
+    scratch *s = it->scratch;
+    uint32_t active = 0;
+    for (uint32_t i = first; i < end;) {
+        float *x = s->x + (uint64_t)(i - first) * SIM_TILE;
+        uint8_t *p = s->p + (uint64_t)active * SIM_TILE;
+        uint32_t many = whole_rows(it, i, end, visible);
+        uint32_t done = many == 0 ? 0 : isa->softmax_rows(&s->tile, x, it->states + i, many, p, b + active);
+        uint32_t next = i + done;
+        if (done == 0) {
+            const uint64_t *seen = visible[i];
+            done = (seen[0] | seen[1]) != 0 && row_softmax(it, i, start, seen, x, p, b + active);
+            next = i + 1u;
+        }
+        for (uint32_t j = 0; j < done; ++j) {
+            o[active++] = s->o + (uint64_t)(i + j) * it->call->plan.v_dim;
+        }
+        i = next;
+    }
+    return active;
+}
+
 /* A tile for the rows of a step. */
 static void step_tile(item *it, uint32_t first, int64_t start, uint64_t (*visible)[2])
 {
-    scratch *s = it->scratch;
-    uint32_t count = it->rows - first < ROWS_STEP ? it->rows - first : ROWS_STEP;
+    uint32_t end = it->rows - first < ROWS_STEP ? it->rows : first + ROWS_STEP;
     float *o[ROWS_STEP];
     float b[ROWS_STEP];
-    uint32_t active = 0;
     tile_qk(it, first);
-    for (uint32_t i = 0; i < count; ++i) {
-        const uint64_t *seen = visible[first + i];
-        if ((seen[0] | seen[1]) != 0 && row_softmax(it, first + i, start, seen, s->x + (uint64_t)i * SIM_TILE,
-                                                    s->p + (uint64_t)active * SIM_TILE, &b[active])) {
-            o[active++] = s->o + (uint64_t)(first + i) * it->call->plan.v_dim;
-        }
-    }
-    tile_pv(it, o, b, active);
+    tile_pv(it, o, b, step_softmax(it, first, end, start, visible, o, b));
 }
 
 static void item_tile(item *it, uint32_t index)
@@ -706,8 +738,8 @@ static float *state_in_workspace(const call *c, uint64_t row_index, uint32_t n)
 /* State of a row after a chunk; the empty one has an all-zero O (NUM 5.6). */
 static nbl_state_head finish_chunk(const call *c, const row *r, float *o)
 {
-    nbl_state_head head = {r->base, r->sum, r->offset, 0.0f};
-    if (!r->has_base || r->sum == 0.0f) {
+    nbl_state_head head = {r->state.base, r->state.sum, r->offset, 0.0f};
+    if (!r->state.has_base || r->state.sum == 0.0f) {
         memset(o, 0, c->plan.v_dim * sizeof *o);
         return nbl_state_empty(head.offset);
     }
@@ -752,8 +784,8 @@ static void item_chunk(item *it, uint32_t n)
     scratch *s = it->scratch;
     uint32_t first_tile = (c->plan.first_chunk + n) * CHUNK_TILES;
     for (uint32_t i = 0; i < it->rows; ++i) {
-        it->row[i].has_base = 0;
-        it->row[i].sum = 0.0f;
+        it->row[i].state.has_base = 0;
+        it->row[i].state.sum = 0.0f;
     }
     memset(s->o, 0, (uint64_t)it->rows * c->plan.v_dim * sizeof *s->o);
     sim_float_start(&s->fp, it->rows);
@@ -764,7 +796,7 @@ static void item_chunk(item *it, uint32_t n)
         row *r = &it->row[i];
         float *o = s->o + (uint64_t)i * c->plan.v_dim;
         if (c->plan.is_float) {
-            r->sum = sim_float_finish(&c->fp, &s->fp, i, it->v_scale, o, c->plan.v_dim);
+            r->state.sum = sim_float_finish(&c->fp, &s->fp, i, it->v_scale, o, c->plan.v_dim);
         }
         nbl_state_head head = finish_chunk(c, r, o);
         if (c->args->state_head.data != NULL) {
@@ -904,12 +936,19 @@ static void run_items(void *context, uint32_t thread, sim_parts *parts)
     const call *c = context;
     cut k = cut_of(c);
     item it = {.call = c, .scratch = scratch_of(c, thread), .sequence = UINT32_MAX};
+    const sim_isa *isa = c->device->isa;
     int64_t i, end;
+    if (isa->enter != NULL) {
+        isa->enter();
+    }
     while (sim_parts_next(parts, &i, &end)) {
         for (; i < end; ++i) {
             run_item(&it, (uint32_t)(i / k.per_sequence), (uint32_t)(i % k.per_sequence / k.per_head),
                      (uint32_t)(i % k.per_head / k.parts), (uint32_t)(i % k.parts));
         }
+    }
+    if (isa->leave != NULL) {
+        isa->leave();
     }
 }
 

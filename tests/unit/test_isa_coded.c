@@ -98,12 +98,13 @@ static void check_qk(const sim_isa *isa, const stored_tile *stored, uint32_t row
     float *x = guarded_alloc(x_bytes);
     float *expected = support_alloc(x_bytes);
     sim_tile *tile = decoded(stored, true);
-    sim_rows q = {rows, dim, words, offsets, codes};
+    int32_t bias[SIM_ROWS_MAX];
+    sim_rows q = {rows, dim, words, offsets, bias, codes};
     uint32_t extreme = random_index(seed, 4);
     for (uint32_t i = 0; i < rows * dim; i++) {
         codes[i] = (int8_t)(extreme == 0 ? 127 : extreme == 1 ? -127 : (int32_t)random_index(seed, 255) - 127);
     }
-    sim_rows_pack(codes, rows, dim, words, offsets);
+    sim_rows_pack(codes, rows, dim, words, offsets, bias);
     sim_isa_scalar.dot_qk(tile, &q, expected);
     isa->coded_qk(&stored->coded, &q, x);
     for (uint32_t r = 0; r < rows; r++) {

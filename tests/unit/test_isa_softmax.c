@@ -21,6 +21,7 @@ typedef struct trial {
 typedef struct outcome {
     sim_softmax found;
     uint8_t p[SIM_TILE];
+    bool moves; /* t was computed again */
 } outcome;
 
 static bool visible(const trial *c, uint32_t t)
@@ -75,7 +76,7 @@ static void expected_weight(int64_t k, uint8_t *p, float *q)
 
 static outcome expect(const trial *c)
 {
-    outcome out = {{c->first ? expected_base(c) : c->base, 1.0f, 0.0f, 0.0f, 0}, {0}};
+    outcome out = {{c->first ? expected_base(c) : c->base, 1.0f, 0.0f, 0.0f, 0}, {0}, false};
     float sums[16] = {0};
     float logits[SIM_TILE];
     float most = expected_logits(c, out.found.base, INFINITY, logits);
@@ -83,6 +84,7 @@ static outcome expect(const trial *c)
         float moved = fmaxf(out.found.base, expected_base(c));
         out.found.rescale = oracle_pow2((double)out.found.base - (double)moved);
         out.found.base = moved;
+        out.moves = true;
         most = expected_logits(c, moved, GRID + REBASE, logits);
     }
     if (most - GRID < -126.0f) {
@@ -125,30 +127,79 @@ static void check_found(const trial *c, const sim_softmax *found, const uint8_t 
     }
 }
 
-/* 1 if a holds what it holds without ALiBi: exponents. */
-static bool a_is_whole(const trial *c)
+/* 1 if softmax_rows takes such a row: it sees all, and a is exponents. */
+static bool is_whole(const trial *c)
 {
-    bool whole = true;
+    bool whole = c->row.groups == SIM_GROUPS && (c->row.visible[0] & c->row.visible[1]) == UINT64_MAX;
     for (uint32_t t = 0; t < SIM_TILE; t++) {
         whole = whole && c->a[t] == rintf(c->a[t]) && fabsf(c->a[t]) <= 41.0f;
     }
     return whole;
 }
 
-/* Runs one trial on a table and compares all it gives; exponents are tried with and without saying that they are
- * integers. */
+static sim_tile *tile_of(const trial *c)
+{
+    sim_tile *tile = support_alloc(sizeof *tile);
+    tile->groups = SIM_GROUPS;
+    memcpy(tile->exponent, c->a, sizeof c->a);
+    memcpy(tile->weight, c->weight, sizeof c->weight);
+    return tile;
+}
+
+/* Rows that share a and weight through softmax_rows: it stops at the first one that does not stay, and leaves the
+ * memory of it and of those behind it alone. */
+static void check_rows(const sim_isa *isa, trial *const *trials, const outcome *expected, uint32_t count)
+{
+    sim_tile *tile = tile_of(trials[0]);
+    float *x = support_alloc(count * sizeof trials[0]->x);
+    uint8_t *p = guarded_alloc(count * SIM_TILE);
+    float *b = guarded_alloc(count * sizeof *b);
+    sim_row_state states[SIM_ROWS_MAX];
+    sim_row_state *rows[SIM_ROWS_MAX];
+    uint32_t stay = 0;
+    for (uint32_t r = 0; r < count; r++) {
+        memcpy(x + r * SIM_TILE, trials[r]->x, sizeof trials[r]->x);
+        states[r] = (sim_row_state){trials[r]->row.scale, trials[r]->base, 3.0f + (float)r, !trials[r]->first};
+        rows[r] = &states[r];
+        stay += stay == r && !expected[r].moves && !expected[r].found.left_out;
+    }
+    uint32_t done = isa->softmax_rows(tile, x, rows, count, p, b);
+    cr_assert_eq(done, stay, "%u of %u rows were done, not %u", done, count, stay);
+    for (uint32_t r = 0; r < count; r++) {
+        const sim_softmax *want = &expected[r].found;
+        float sum = r < done ? fmaf(want->l, want->b, 3.0f + (float)r) : 3.0f + (float)r;
+        cr_assert(same_bits(states[r].sum, sum), "L of row %u is %a, not %a", r, (double)states[r].sum, (double)sum);
+        if (r < done) {
+            cr_assert(same_bits(states[r].base, want->base) && states[r].has_base, "row %u has another base", r);
+        } else if (!trials[r]->first) {
+            cr_assert(same_bits(states[r].base, trials[r]->base), "row %u has another base", r);
+        }
+        for (uint32_t t = 0; t < SIM_TILE; t++) {
+            uint8_t weight = r < done ? expected[r].p[t] : 0xa5;
+            cr_assert_eq(p[r * SIM_TILE + t], weight, "P of token %u of row %u is %u, not %u", t, r,
+                         p[r * SIM_TILE + t], weight);
+        }
+        cr_assert(r >= done || same_bits(b[r], want->b), "b of row %u is %a, not %a", r, (double)b[r], (double)want->b);
+    }
+    guarded_free(b, count * sizeof *b);
+    guarded_free(p, count * SIM_TILE);
+    free(x);
+    free(tile);
+}
+
+/* Runs one trial on a table and compares all it gives, by softmax and, where it may, by softmax_rows. */
 static outcome check(const sim_isa *isa, trial *c)
 {
     outcome expected = expect(c);
+    uint8_t *p = guarded_alloc(SIM_TILE);
     c->row.x = c->x;
     c->row.a = c->a;
     c->row.weight = c->weight;
-    for (uint32_t whole = 0; whole <= (a_is_whole(c) ? 1u : 0u); whole++) {
-        uint8_t *p = guarded_alloc(SIM_TILE);
-        c->row.whole_a = whole;
-        sim_softmax found = isa->softmax(&c->row, c->base, c->first, p);
-        check_found(c, &found, p, &expected);
-        guarded_free(p, SIM_TILE);
+    sim_softmax found = isa->softmax(&c->row, c->base, c->first, p);
+    check_found(c, &found, p, &expected);
+    guarded_free(p, SIM_TILE);
+    if (isa->softmax_rows != NULL && is_whole(c)) {
+        check_rows(isa, &c, &expected, 1);
     }
     return expected;
 }
@@ -395,4 +446,32 @@ ISA_TEST(isa_softmax, random_rows)
     cr_log_info("%s: the base moved in %u of 24000 rows, %u were left out", isa->name, moved, left_out);
     cr_expect(moved > 1000u && left_out > 200u, "too few rows moved the base (%u) or were left out (%u)", moved,
               left_out);
+}
+
+/* NUM 5.4: 1 to 32 rows of a tile at once; in half of the calls all stay, in the others the first one that does not is
+ * anywhere. */
+ISA_TEST(isa_softmax, rows_together)
+{
+    uint64_t seed = 97;
+    for (uint32_t n = 0; isa->softmax_rows != NULL && n < 1500u; n++) {
+        trial *trials[32];
+        outcome expected[32];
+        uint32_t count = 1u + n % 32u;
+        for (uint32_t r = 0; r < count; r++) {
+            trial *c = trials[r] = trial_alloc(SIM_GROUPS);
+            float size = n % 2u == 1u && random_index(&seed, 8) == 0 ? 200.0f : 4.0f;
+            random_logits(c, &seed, size);
+            memcpy(c->a, trials[0]->a, sizeof c->a);
+            memcpy(c->weight, trials[0]->weight, sizeof c->weight);
+            memset(c->row.visible, 0xff, sizeof c->row.visible);
+            c->row.scale *= (float)random_between(&seed, 0.5, 1.0);
+            c->base = (float)random_index(&seed, 40) - 10.0f;
+            c->first = n % 3u == 0 || random_index(&seed, 16) == 0;
+            expected[r] = expect(c);
+        }
+        check_rows(isa, trials, expected, count);
+        for (uint32_t r = 0; r < count; r++) {
+            free(trials[r]);
+        }
+    }
 }

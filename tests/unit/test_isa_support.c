@@ -10,6 +10,9 @@ const sim_isa *isa_or_skip(const char *name)
     if (isa == NULL) {
         cr_skip_test("this CPU lacks what the %s table needs", name);
     }
+    if (isa->enter != NULL) {
+        isa->enter();
+    }
     return isa;
 }
 

@@ -135,7 +135,7 @@ CUDA_DEVICE void end_chunk(const attend_params &p, const prefill_item &it, bool 
     }
     prefill_merge_chunk(r, rows, total, o);
     if (item_ends) {
-        prefill_finish(p, it, rows, first_row, o);
+        prefill_finish(p, rows, it.rows > first_row ? it.rows - first_row : 0u, o);
     } else {
         prefill_keep_total(total, o);
         prefill_rows_clear(r, rows, o);
@@ -165,7 +165,8 @@ template <int KD, int VD> CUDA_DEVICE void do_item(const attend_params &p, memor
         __syncthreads();
         scores_of<KD, 128>(s, ptx_shared_address(m.queries), ptx_thread() / 32u * 16u, ptx_shared_address(image));
         const int32_t start = (int32_t)(tile * CUDA_TILE_TOKENS);
-        prefill_top top = prefill_logits<KD, VD>(s, image, rows_of_warp(m), seen_by_warp(m), start, r);
+        prefill_top top =
+            prefill_logits<KD, VD>(s, image, prefill_common<KD, VD>(image), rows_of_warp(m), seen_by_warp(m), start, r);
         if (top.unusual) {
             prefill_unusual<KD, VD>(s, queries_of_warp<KD>(m), image, rows_of_warp(m), start, r, o, top);
         }

@@ -34,33 +34,47 @@ struct unit {
     uint32_t sequence_index;
     uint32_t kv_head;
     uint32_t rows;
+    int32_t rotation;               /* log2 of what k_hadamard multiplies by */
     float center_unit;              /* 2^Emu */
     uint32_t center[VECTOR32 / 4u]; /* codes of the centre at the lane's elements */
     bool halves;                    /* rows of 16-bit elements, side by side and aligned */
 };
 
-/* A row of the unit. */
+/* A row of the unit: a query token and a head of the group. */
 struct row_place {
     uint32_t token;
-    uint32_t head;
-    const uint8_t *at;
+    uint32_t in_group;
 };
 
-CUDA_DEVICE row_place row_of(const attend_params &p, const unit &u, uint32_t i)
+CUDA_DEVICE row_place row_of(const attend_params &p, uint32_t i)
 {
-    row_place row;
-    row.token = (uint32_t)u.sequence.q_first + i / p.group_rows;
-    row.head = u.kv_head * p.group_rows + i % p.group_rows;
-    row.at = p.q.data + (int64_t)row.token * p.q.stride[0] + (int64_t)row.head * p.q.stride[1];
-    return row;
+    return {i / p.group_rows, i % p.group_rows};
 }
 
-/* The lane's elements of row i as they lie in memory, if they are halves; zeros where there are none. */
-CUDA_DEVICE void fetch(const attend_params &p, const unit &u, const team32 &team, uint32_t i,
+/* The row that is so many further on, both below one block's rows. */
+CUDA_DEVICE row_place row_after(const attend_params &p, const row_place &row, const row_place &step)
+{
+    const uint32_t in_group = row.in_group + step.in_group;
+    const bool carries = in_group >= p.group_rows;
+    return {row.token + step.token + (carries ? 1u : 0u), carries ? in_group - p.group_rows : in_group};
+}
+
+CUDA_DEVICE uint32_t head_of(const attend_params &p, const unit &u, const row_place &row)
+{
+    return u.kv_head * p.group_rows + row.in_group;
+}
+
+CUDA_DEVICE const uint8_t *data_of(const attend_params &p, const unit &u, const row_place &row)
+{
+    return p.q.data + (int64_t)((uint32_t)u.sequence.q_first + row.token) * p.q.stride[0] +
+           (int64_t)head_of(p, u, row) * p.q.stride[1];
+}
+
+/* The lane's elements of a row as they lie in memory, if they are halves; zeros where there are none. */
+CUDA_DEVICE void fetch(const attend_params &p, const unit &u, const team32 &team, const row_place &row, bool there,
                        uint4 (&chunks)[HALF_CHUNKS])
 {
-    const bool there = u.halves && i < u.rows && team.vector < team.per_warp;
-    const uint8_t *at = there ? row_of(p, u, i).at + 2u * VECTOR32 * team.b : NULL;
+    const uint8_t *at = there ? data_of(p, u, row) + 2u * VECTOR32 * team.b : NULL;
 #pragma unroll
     for (uint32_t k = 0; k < HALF_CHUNKS; ++k) {
         const bool inside = there && team.b * VECTOR32 + 8u * k < p.k_dim; /* dimensions are multiples of 8 */
@@ -77,13 +91,12 @@ CUDA_DEVICE void transform(const attend_params &p, const memory &m, const team32
     vector32_hadamard(x, team.b, p.k_hadamard);
 }
 
-/* The lane's elements of row i with NUM 3.1 and the transforms applied. */
-CUDA_DEVICE void read_carefully(const attend_params &p, const memory &m, const unit &u, const team32 &team, uint32_t i,
-                                float (&x)[VECTOR32])
+/* The lane's elements of a row with NUM 3.1 and the transforms applied. */
+CUDA_DEVICE void read_carefully(const attend_params &p, const memory &m, const unit &u, const team32 &team,
+                                const row_place &row, bool there, float (&x)[VECTOR32])
 {
     block16_counts ignored = {0, 0, 0};
-    const bool there = i < u.rows && team.vector < team.per_warp;
-    vector32_read(&p.q, row_of(p, u, there ? i : 0u).at, there ? p.k_dim : 0u, team.b, x);
+    vector32_read(&p.q, there ? data_of(p, u, row) : p.q.data, there ? p.k_dim : 0u, team.b, x);
     vector32_sanitize(x, &ignored);
     transform(p, m, team, x);
 }
@@ -171,8 +184,8 @@ CUDA_DEVICE int32_t quantize_q4(const float (&x)[VECTOR32], float own, const tea
     return least - 1;
 }
 
-/* Codes and what else is to be known of row i to the workspace; all lanes of the warp call it. */
-CUDA_DEVICE void store(const attend_params &p, const unit &u, const team32 &team, uint32_t i,
+/* Codes and what else is to be known of a row to the workspace; all lanes of the warp call it. */
+CUDA_DEVICE void store(const attend_params &p, const unit &u, const team32 &team, const row_place &row, bool there,
                        const uint32_t (&words)[VECTOR32 / 4u], int32_t exponent)
 {
     int32_t dot = 0;
@@ -183,17 +196,17 @@ CUDA_DEVICE void store(const attend_params &p, const unit &u, const team32 &team
         }
         dot = team_sum(team, dot);
     }
-    if (i >= u.rows || team.vector >= team.per_warp) {
+    if (!there) {
         return;
     }
-    const row_place row = row_of(p, u, i);
-    const uint64_t index = (uint64_t)row.token * p.q_heads + row.head;
+    const uint32_t token = (uint32_t)u.sequence.q_first + row.token;
+    const uint64_t index = (uint64_t)token * p.q_heads + head_of(p, u, row);
     uint4 *to = (uint4 *)(void *)(p.codes + index * p.k_dim_padded + VECTOR32 * team.b);
     to[0] = make_uint4(words[0], words[1], words[2], words[3]);
     to[1] = make_uint4(words[4], words[5], words[6], words[7]);
     if (team.b == 0) {
         cuda_query query;
-        query.scale = p.c * nbl_pow2(exponent - nbl_log2_of(p.k_hadamard));
+        query.scale = p.c * nbl_pow2(exponent - u.rotation);
         query.offset = 0.0f;
         query.bias = 0; /* of decode alone */
         query.sequence = (int32_t)u.sequence_index;
@@ -214,6 +227,7 @@ CUDA_DEVICE unit unit_of(const attend_params &p, memory &m, const team32 &team)
     u.kv_head = number % p.kv_heads;
     u.sequence = p.sequences[u.sequence_index];
     u.rows = (uint32_t)u.sequence.q_len * p.group_rows;
+    u.rotation = nbl_log2_of(p.k_hadamard);
     u.halves = p.q.dtype != NBL_F32 && tensor_is_wide(&p.q);
     if (u.rows > 0 && p.centering) {
         centering = block16_centering_of(&p.centers, u.sequence_index, p.kv_heads, u.kv_head, p.k_dim, p.status);
@@ -241,29 +255,34 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_PROCESSOR)
     const unit u = unit_of(p, m, team);
     __syncthreads();
     const uint32_t stride = gridDim.x * WARPS * team.per_warp;
+    const uint32_t rows = team.vector < team.per_warp ? u.rows : 0u; /* for the lane */
+    const row_place step = row_of(p, stride);
     uint32_t first = (blockIdx.x * WARPS + threadIdx.x / WARP_LANES) * team.per_warp;
+    row_place next = row_of(p, first + team.vector);
     uint4 chunks[HALF_CHUNKS];
-    fetch(p, u, team, first + team.vector, chunks);
+    fetch(p, u, team, next, u.halves && first + team.vector < rows, chunks);
     for (; first < u.rows; first += stride) {
-        const uint32_t i = first + team.vector;
+        const bool there = first + team.vector < rows;
+        const row_place row = next;
         float x[VECTOR32];
         uint32_t words[VECTOR32 / 4u];
+        next = row_after(p, row, step);
         if (u.halves) {
             vector32_take((const uint8_t *)chunks, p.q.dtype, x);
-            fetch(p, u, team, i + stride, chunks);
+            fetch(p, u, team, next, first + stride + team.vector < rows, chunks);
             transform(p, m, team, x);
         } else {
-            read_carefully(p, m, u, team, i, x);
+            read_carefully(p, m, u, team, row, there, x);
         }
         uint32_t own = largest_of(x);
         /* An element beyond the limit leaves one of at least 2^-NBL_SHIFT_MAX of it, rounding left aside. */
         if (__any_sync(FULL_WARP, own > nbl_bits_of(NBL_INPUT_MAX * 0x1p-8f))) {
-            read_carefully(p, m, u, team, i, x);
+            read_carefully(p, m, u, team, row, there, x);
             own = largest_of(x);
         }
         const int32_t exponent = Q4 ? quantize_q4(x, nbl_float_of(own), team, words)
                                     : quantize_q8(x, nbl_float_of(team_max(team, own)), words);
-        store(p, u, team, i, words, exponent);
+        store(p, u, team, row, there, words, exponent);
     }
 }
 

@@ -28,6 +28,10 @@
 #define WEIGH_BARRIER 2u /* and the one after it: a warpgroup's turn to weigh */
 #define IDLE 100u        /* nanoseconds that a loading thread sleeps; a tile takes over a thousand */
 
+/* Registers are taken from what the block was launched with: more than there are would be waited for forever. */
+static_assert(LOADERS * LOADER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= THREADS * (65536u / THREADS / 8u * 8u),
+              "registers of a block");
+
 namespace
 {
 
@@ -65,7 +69,7 @@ CUDA_DEVICE void load_queries(const attend_params &p, memory<KD, VD> &m, const p
 {
     constexpr uint32_t pieces = KD / 16u;
     const cuda_sequence s = p.sequences[it.sequence];
-    const uint32_t first = threadIdx.x - (LOADERS - QUERY_LOADERS);
+    const uint32_t first = ptx_thread() - (LOADERS - QUERY_LOADERS);
     for (uint32_t i = first; i < PREFILL_ROWS; i += QUERY_LOADERS) {
         m.rows[slot][i] = prefill_row_of(p, it, s, i);
     }
@@ -197,7 +201,7 @@ CUDA_DEVICE void end_chunk(const attend_params &p, memory<KD, VD> &m, const walk
     }
     prefill_merge_chunk(r, rows, total, o);
     if (item_ends) {
-        prefill_finish(p, it, rows, first_row, o);
+        prefill_finish(p, rows, it.rows > first_row ? it.rows - first_row : 0u, o);
     } else {
         prefill_keep_total(total, o);
     }
@@ -211,7 +215,7 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
     const uint32_t v_low = k_low + prefill_image<KD, VD>::v_at / 16u;
     const uint32_t q_low = wgmma_tile_low(ptx_shared_address(m.queries[0])) + group * (64u * KD / 16u);
     int32_t s[64], a[VD / 2];
-    float o[VD / 2];
+    float o[VD / 2], common;
     prefill_rows r;
     walk w = {0, 0, 1, {0}};
     if (!wait_item(m, 0)) {
@@ -225,6 +229,7 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
         wgmma_bar_arrive(WEIGH_BARRIER, CONSUMERS);
     }
     ptx_mbarrier_wait(ptx_shared_address(&m.stage_full[0]), 0);
+    common = prefill_common<KD, VD>(m.stages[0].image);
     wgmma_fence();
     begin_scores<KD>(s, q_low, k_low);
     wgmma_commit();
@@ -236,7 +241,7 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
         const uint32_t v = v_low + w.at.stage() * stage_step;
         uint32_t packed[16];
         float b[2], l[2];
-        prefill_top top = prefill_logits<KD, VD>(s, image, rows_of_warp(m, slot), seen_by_warp(m), start, r);
+        prefill_top top = prefill_logits<KD, VD>(s, image, common, rows_of_warp(m, slot), seen_by_warp(m), start, r);
         if (top.unusual) {
             prefill_unusual<KD, VD>(s, queries_of_warp(m, slot), image, rows_of_warp(m, slot), start, r, o, top);
         }
@@ -253,6 +258,7 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
         if (more) { /* else the products that follow are of no use, and of no harm */
             w.at.next();
             ptx_mbarrier_wait(ptx_shared_address(&m.stage_full[w.at.stage()]), w.at.parity());
+            common = prefill_common<KD, VD>(m.stages[w.at.stage()].image);
         }
         wgmma_fence();
         begin_scores<KD>(s, q_low + (item_ends && more ? slot ^ 1u : slot) * (PREFILL_ROWS * KD / 16u),

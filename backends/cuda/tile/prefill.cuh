@@ -285,18 +285,16 @@ template <int KD> CUDA_DEVICE void prefill_rescore(int32_t (&s)[64], const uint8
     }
 }
 
-/** The score of one token for the thread's row 0 or 1. */
-template <int KD> CUDA_DEVICE int32_t prefill_score(const uint8_t *q, const uint8_t *k, int row, uint32_t token)
+/** The score of a token for a row of the warp, by all its lanes. */
+template <int KD> CUDA_DEVICE int32_t prefill_score(const uint8_t *q, const uint8_t *k, uint32_t row, uint32_t token)
 {
-    const uint32_t query = threadIdx.x % 32u / PREFILL_LANES + 8u * row;
+    const uint32_t w = ptx_thread() % 32u; /* words of four codes */
     int32_t sum = 0;
-#pragma unroll 1
-    for (uint32_t w = 0; w < KD / 4u; ++w) {
-        const uint32_t in_piece = w % 4u * 4u;
-        sum = ptx_dp4a_ss(*(const int32_t *)(const void *)(q + prefill_piece<KD>(query, w / 4u) + in_piece),
-                          *(const int32_t *)(const void *)(k + prefill_piece<KD>(token, w / 4u) + in_piece), sum);
+    if (w < KD / 4u) {
+        sum = ptx_dp4a_ss(*(const int32_t *)(const void *)(q + prefill_piece<KD>(row, w / 4u) + w % 4u * 4u),
+                          *(const int32_t *)(const void *)(k + prefill_piece<KD>(token, w / 4u) + w % 4u * 4u), sum);
     }
-    return sum;
+    return __reduce_add_sync(FULL_WARP, sum);
 }
 
 /* ------------------------------------------------------------------------------------------------ softmax of a warp */
@@ -306,7 +304,6 @@ struct prefill_parameters {
     const float4 *units; /* [4 * h] */
     const float4 *exponents;
     const float4 *weights;
-    const float *common; /* of the tile */
 };
 
 template <int KD, int VD> CUDA_DEVICE prefill_parameters prefill_parameters_of(const uint8_t *image)
@@ -317,7 +314,6 @@ template <int KD, int VD> CUDA_DEVICE prefill_parameters prefill_parameters_of(c
     v.units = (const float4 *)(const void *)(image + place::units_at) + t;
     v.exponents = (const float4 *)(const void *)(image + place::exponents_at) + t;
     v.weights = (const float4 *)(const void *)(image + place::weights_at) + t;
-    v.common = (const float *)(const void *)(image + place::common_at);
     return v;
 }
 
@@ -501,23 +497,28 @@ CUDA_DEVICE bool prefill_exceeds(const int32_t (&s)[64], const prefill_parameter
                                  int32_t most, bool asked, Score score)
 {
     const float whole = __int_as_float(most) - NBL_GRID;
-    const uint32_t t = threadIdx.x % PREFILL_LANES;
-    uint32_t found = 0;
+    const uint32_t lane = threadIdx.x % 32u;
+    uint32_t found = 0, owners;
     bool exceeds = false;
 #pragma unroll
     for (int j = 0; j < 32; ++j) {
         found |= asked && s[j / 2 * 4 + j % 2 + 2 * row] == most ? 1u << j : 0u;
     }
-    while (found != 0) {
-        const uint32_t j = (uint32_t)__ffs((int)found) - 1u;
-        const uint32_t place = j / 4u * 16u + j % 4u; /* of the token, at the thread's place */
-        const float *unit = (const float *)(const void *)v.units, *a = (const float *)(const void *)v.exponents;
-        float x = (float)score(row, j / 2u * 8u + 2u * t + j % 2u) * unit[place];
-        exceeds = exceeds || nbl_fma(x, r.scale[row], a[place] - NBL_GRID) > whole;
-        found &= found - 1u;
+    while ((owners = __ballot_sync(FULL_WARP, found != 0)) != 0) {
+        const uint32_t owner = (uint32_t)__ffs((int)owners) - 1u;
+        const uint32_t j = (uint32_t)__ffs((int)__shfl_sync(FULL_WARP, found, (int)owner)) - 1u;
+        const int32_t sum =
+            score(owner / PREFILL_LANES + 8u * (uint32_t)row, j / 2u * 8u + 2u * (owner % PREFILL_LANES) + j % 2u);
+        if (lane == owner) {
+            const uint32_t place = j / 4u * 16u + j % 4u; /* of the token, at the thread's place */
+            const float *unit = (const float *)(const void *)v.units, *a = (const float *)(const void *)v.exponents;
+            const float x = (float)sum * unit[place];
+            exceeds = exceeds || nbl_fma(x, r.scale[row], a[place] - NBL_GRID) > whole;
+            found &= found - 1u;
+        }
     }
     const uint32_t lanes = __ballot_sync(FULL_WARP, exceeds);
-    return (lanes >> (threadIdx.x % 32u / PREFILL_LANES * PREFILL_LANES) & 15u) != 0;
+    return (lanes >> (lane / PREFILL_LANES * PREFILL_LANES) & 15u) != 0;
 }
 
 /** Rows without a base get one, others move theirs if the tile wants it; logits are near. */
@@ -602,6 +603,13 @@ CUDA_DEVICE void prefill_add_sum(prefill_rows &r, const float (&b)[2], float (&l
     }
 }
 
+/** 1 if a tile with a largest logit of k steps above GRID needs prefill_unusual; `steps` are those above the base. */
+CUDA_DEVICE bool prefill_is_unusual(const prefill_rows &r, int row, int32_t k, int32_t &steps)
+{
+    steps = k - r.base[row];
+    return steps > (int32_t)NBL_REBASE * PREFILL_STEPS || k > PREFILL_NEAR || r.base[row] < PREFILL_BASE_LOW;
+}
+
 /** What a tile's scores say of its rows. */
 struct prefill_top {
     int32_t most[2];  /**< bits of the largest t */
@@ -609,12 +617,32 @@ struct prefill_top {
     bool unusual;     /**< of the warp: prefill_unusual must see to it */
 };
 
+/** Says again what is unusual once rows without a base have one, as far as their largest logit tells without doubt: it
+ *  is near, and no integer. */
+CUDA_DEVICE bool prefill_first_bases(prefill_rows &r, prefill_top &top)
+{
+    bool unusual = false;
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+        const int32_t k = prefill_steps(top.most[row]);
+        const bool is_clear = k % PREFILL_STEPS != 0 && k >= -PREFILL_NEAR && k <= PREFILL_NEAR;
+        if (r.base[row] == PREFILL_NO_BASE && is_clear) {
+            r.base[row] = (k + PREFILL_STEPS - 1) & ~(PREFILL_STEPS - 1);
+        }
+        unusual = prefill_is_unusual(r, row, k, top.steps[row]) || unusual;
+    }
+    return __any_sync(FULL_WARP, unusual);
+}
+
 /** What is not usual in a tile: rows without a base, a base that moves, logits far from 0. q is the image of the warp's
  *  query rows. */
 template <int KD, int VD, int N>
 CUDA_DEVICE void prefill_unusual(int32_t (&s)[64], const uint8_t *q, const uint8_t *image, const prefill_row *rows,
                                  int32_t start, prefill_rows &r, float (&o)[N], prefill_top &top)
 {
+    if (!prefill_first_bases(r, top)) {
+        return;
+    }
     const prefill_parameters v = prefill_parameters_of<KD, VD>(image);
     const prefill_mask mask = prefill_mask_of(rows, start);
     const int32_t t = 2 * (int32_t)(ptx_thread() % PREFILL_LANES);
@@ -631,7 +659,7 @@ CUDA_DEVICE void prefill_unusual(int32_t (&s)[64], const uint8_t *q, const uint8
                     [&](int32_t(&again)[64]) { prefill_rescore<KD>(again, q, image); });
     } else {
         prefill_near<KD>(s, v, r, sees, top.most, top.steps, factor,
-                         [&](int row, uint32_t token) { return prefill_score<KD>(q, image, row, token); });
+                         [&](uint32_t row, uint32_t token) { return prefill_score<KD>(q, image, row, token); });
     }
     if (__any_sync(FULL_WARP, factor[0] != 1.0f || factor[1] != 1.0f)) {
 #pragma unroll
@@ -641,14 +669,18 @@ CUDA_DEVICE void prefill_unusual(int32_t (&s)[64], const uint8_t *q, const uint8
     }
 }
 
-/** A tile's scores to bits of t. */
+/** 2^ek of all tokens of a tile, or 0. */
+template <int KD, int VD> CUDA_DEVICE float prefill_common(const uint8_t *image)
+{
+    return *(const float *)(const void *)(image + prefill_image<KD, VD>::common_at);
+}
+
+/** A tile's scores to bits of t; `common` is prefill_common of it, to be asked for before the scores are there. */
 template <int KD, int VD>
-CUDA_DEVICE prefill_top prefill_logits(int32_t (&s)[64], const uint8_t *image, const prefill_row *rows,
+CUDA_DEVICE prefill_top prefill_logits(int32_t (&s)[64], const uint8_t *image, float common, const prefill_row *rows,
                                        const prefill_seen *seen, int32_t start, const prefill_rows &r)
 {
-    constexpr int32_t limit = (int32_t)NBL_REBASE * PREFILL_STEPS;
     const prefill_parameters v = prefill_parameters_of<KD, VD>(image);
-    const float common = *v.common;
     prefill_top top;
     bool unusual = false;
     if (common != 0.0f) {
@@ -663,9 +695,7 @@ CUDA_DEVICE prefill_top prefill_logits(int32_t (&s)[64], const uint8_t *image, c
     prefill_most(s, top.most);
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-        const int32_t k = prefill_steps(top.most[row]);
-        top.steps[row] = k - r.base[row];
-        unusual = unusual || top.steps[row] > limit || k > PREFILL_NEAR || r.base[row] < PREFILL_BASE_LOW;
+        unusual = prefill_is_unusual(r, row, prefill_steps(top.most[row]), top.steps[row]) || unusual;
     }
     top.unusual = __any_sync(FULL_WARP, unusual);
     return top;
@@ -725,16 +755,15 @@ CUDA_DEVICE void prefill_merge_chunk(const prefill_rows &r, prefill_row *rows, c
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
         prefill_row &at = rows[g + 8u * row];
-        nbl_state_head left = {at.base, at.sum, 0.0f, 0.0f};
-        nbl_state_head right = prefill_chunk_head(r, row, 0.0f);
-        left_empty[row] = nbl_state_is_empty(&left);
+        const nbl_state_head right = prefill_chunk_head(r, row, 0.0f);
+        const float sum = at.sum;
+        left_empty[row] = sum == 0.0f;
         right_empty[row] = nbl_state_is_empty(&right);
-        scale[row] = nbl_merge_scale_of(left.base, right.base); /* the factor of an empty state is 0 */
-        nbl_state_merge(&left, NULL, &right, NULL, 0);
+        scale[row] = nbl_merge_scale_of(at.base, right.base); /* the factor of an empty state is 0 */
         __syncwarp();
         if (thread % PREFILL_LANES == 0) {
-            at.base = left.base;
-            at.sum = left.sum;
+            at.base = scale[row].base;
+            at.sum = nbl_merge_element(sum, right.sum, scale[row]);
         }
     }
     __syncwarp();
@@ -800,6 +829,24 @@ CUDA_DEVICE void prefill_store_states(const attend_params &p, const prefill_item
 
 /* ------------------------------------------------------------------------------------------------ output */
 
+/** LSE of a row; what its O is to be multiplied by takes the place of its state: `base` is the sink's factor, `sum` the
+ *  inverse of the denominator, or 0 for an empty row. By one thread: nothing of it is done four times. */
+CUDA_DEVICE void prefill_finish_head(const attend_params &p, prefill_row &at)
+{
+    const finish_target to = finish_target_of(&p, at.token, at.head);
+    nbl_state_head head = {at.base, at.sum, at.offset, 0.0f};
+    float factor = 1.0f, inverse = 1.0f;
+    if (to.sink != NULL) {
+        nbl_state_add_sink(&head, &factor, 1, *to.sink);
+    }
+    nbl_state_output(&head, &inverse, 1, 0);
+    if (to.lse != NULL) {
+        *to.lse = nbl_state_lse(&head, to.lse_base2);
+    }
+    at.base = factor;
+    at.sum = at.sum == 0.0f ? 0.0f : inverse; /* O of an empty state is 0, with a sink too */
+}
+
 template <int SHARE> CUDA_DEVICE void prefill_scale(float (&y)[SHARE], float factor)
 {
 #pragma unroll
@@ -808,7 +855,7 @@ template <int SHARE> CUDA_DEVICE void prefill_scale(float (&y)[SHARE], float fac
     }
 }
 
-/** Undoes v_hadamard on a row of N / 2 elements a thread (NUM 5.7, 4.1). */
+/** Undoes v_hadamard on a row of SHARE elements a thread (NUM 5.7, 4.1). */
 template <int SHARE> CUDA_DEVICE void prefill_hadamard_undo(float (&y)[SHARE], uint32_t n)
 {
 #pragma unroll
@@ -871,49 +918,40 @@ template <int SHARE> CUDA_DEVICE void prefill_write_o(const finish_target &to, c
     }
 }
 
-/** From the rows' totals, O being in o, to O and LSE (NUM 5.7). */
+/** O and LSE of the warp's rows, whose totals are in `rows` and o (NUM 5.7); `count` of them are there. */
 template <int N>
-CUDA_DEVICE void prefill_finish(const attend_params &p, const prefill_item &it, const prefill_row *rows,
-                                uint32_t first_row, const float (&o)[N])
+CUDA_DEVICE void prefill_finish(const attend_params &p, prefill_row *rows, uint32_t count, const float (&o)[N])
 {
-    const uint32_t thread = ptx_thread();
-    uint32_t g = thread % 32u / PREFILL_LANES, t = thread % PREFILL_LANES;
+    const uint32_t lane = ptx_thread() % 32u;
+    if (lane < min(count, 16u)) { /* the rows after those are another warp's */
+        prefill_finish_head(p, rows[lane]);
+    }
+    __syncwarp();
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-        const prefill_row &at = rows[g + 8u * row];
-        bool is_there = first_row + g + 8u * row < it.rows;
-        finish_target to = finish_target_of(&p, at.token, at.head);
-        nbl_state_head head = {at.base, at.sum, at.offset, 0.0f};
-        float factor = 1.0f, inverse = 1.0f; /* of O: for the sink, a power of two, and of the output */
-        if (to.sink != NULL) {
-            nbl_state_add_sink(&head, &factor, 1, *to.sink);
-        }
-        nbl_state_output(&head, &inverse, 1, 0);
-        bool is_empty = at.sum == 0.0f || head.sum < 0x1p-126f; /* O of an empty state is 0, with a sink too */
+        const uint32_t i = lane / PREFILL_LANES + 8u * row;
+        const prefill_row &at = rows[i];
         float y[N / 2];
 #pragma unroll
-        for (int i = 0; i < N / 4; ++i) {
-            y[2 * i] = o[4 * i + 2 * row];
-            y[2 * i + 1] = o[4 * i + 2 * row + 1];
+        for (int k = 0; k < N / 4; ++k) {
+            y[2 * k] = o[4 * k + 2 * row];
+            y[2 * k + 1] = o[4 * k + 2 * row + 1];
         }
-        if (to.sink != NULL) {
-            prefill_scale(y, factor);
+        if (p.sinks != NULL) {
+            prefill_scale(y, at.base);
         }
-        prefill_scale(y, inverse);
+        prefill_scale(y, at.sum);
         if (p.v_hadamard != 0) {
             prefill_hadamard_undo(y, p.v_hadamard);
         }
-        if (__any_sync(FULL_WARP, is_empty)) {
+        if (__any_sync(FULL_WARP, at.sum == 0.0f)) {
 #pragma unroll
-            for (int i = 0; i < N / 2; ++i) {
-                y[i] = is_empty ? 0.0f : y[i];
+            for (int k = 0; k < N / 2; ++k) {
+                y[k] = at.sum == 0.0f ? 0.0f : y[k];
             }
         }
-        if (is_there && to.lse != NULL && t == 0) {
-            *to.lse = nbl_state_lse(&head, to.lse_base2);
-        }
-        if (is_there && to.o != NULL) {
-            prefill_write_o(to, y);
+        if (i < count && p.o.data != NULL) {
+            prefill_write_o(finish_target_of(&p, at.token, at.head), y);
         }
     }
 }
