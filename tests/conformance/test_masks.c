@@ -471,7 +471,7 @@ static float beyond_late(uint32_t j)
     return j < 300 ? 1.0f : beyond_above(j);
 }
 
-/* In the first tile of a chunk, in a later one, in all: where tiles of a chunk are worked on together, all must know. */
+/* In the first tile of a chunk, in a later one, in all: where tiles are worked on together, all of them must know. */
 Test(masks, A1_logits_beyond_the_limit_in_chunks)
 {
     static float (*const values[])(uint32_t) = {beyond_above, beyond_below, beyond_late};
