@@ -155,6 +155,7 @@ TENSOR = ("UTCOMMA gdesc[UR4]", "UTCOMMA.4X gdesc[UR4]", "UTCQMMA gdesc[UR4]", "
           "LDTM.x8 R4", "STTM.x8 tmem[UR4]")
 STUB = ("EXIT",)
 OTHERS = {"decode": ("decode_kernel", ("IMMA.16832.S8.U8 R1",)),
+          "decode_team": ("team_kernel", ("IMMA.16832.S8.U8 R1",)),
           "prefill_mma": ("prefill_mma_kernel", ("IMMA.16832.S8.S8 R1", "IMMA.16832.U8.S8 R1"))}
 
 
