@@ -249,6 +249,9 @@ static attend_kernel *choose_kernel(attend_params *p, const attend_bounds *b)
     if (p->is_float) {
         return nbl_cuda_attend_float;
     }
+    if (nbl_cuda_team_supports(p)) {
+        return nbl_cuda_attend_team;
+    }
     if (nbl_cuda_decode_supports(p)) {
         return nbl_cuda_attend_decode;
     }
@@ -266,7 +269,7 @@ static nbl_status launch_all(attend_params *p, const attend_bounds *b, cudaStrea
         return cuda_result(err, nbl_cuda_attend_short(p, stream), "attend");
     }
     attend_kernel *kernel = choose_kernel(p, b);
-    p->folds_early = kernel == nbl_cuda_attend_decode && p->chunks > 0;
+    p->folds_early = (kernel == nbl_cuda_attend_decode || kernel == nbl_cuda_attend_team) && p->chunks > 0;
     nbl_status status = NBL_OK;
     if (p->q_centers.data != NULL) {
         status = cuda_result(err, nbl_cuda_attend_centers(p, stream), "attend, centres of queries");

@@ -6,7 +6,7 @@
  * A call is up to three steps on one stream, none of which reads a length on the host:
  *
  *     prepare   checks every sequence, brings query rows to canonical form (NUM 5.1)
- *     attend    one of the kernels: generic, decode, prefill; chunk states or finished rows
+ *     attend    one of the kernels: generic, decode, decode_team, prefill; chunk states or finished rows
  *     fold      only if split: chunk states to O, LSE and state tensors (NUM 5.6, 5.7)
  *
  * Short caches take one step instead, which does all of it (decode_short.cu).
@@ -228,6 +228,13 @@ cudaError_t nbl_cuda_attend_decode(const attend_params *p, cudaStream_t stream);
  *  row; reads what prepare wrote before the first half has ended. */
 int nbl_cuda_decode_fold_supports(const attend_params *p);
 cudaError_t nbl_cuda_attend_decode_fold(const attend_params *p, cudaStream_t stream);
+
+/** Lets the kernels of teams ask for the shared memory that they need; once, when a device is opened. */
+cudaError_t nbl_cuda_team_open(uint32_t shared_bytes);
+/** 1 if a call that the decode kernel takes is sooner done by a team of warps for each chunk; looks at the same. */
+int nbl_cuda_team_supports(const attend_params *p);
+/** Split calls that nbl_cuda_team_supports takes; writes `states`. */
+cudaError_t nbl_cuda_attend_team(const attend_params *p, cudaStream_t stream);
 
 /** Lets the kernels for short caches ask for the shared memory that they may need; once, when a device is opened. */
 cudaError_t nbl_cuda_short_open(uint32_t capability, uint32_t shared_bytes);

@@ -154,6 +154,10 @@ static nbl_status open_context(nbl_device *device, nbl_error *err)
                              "cannot set up the kernels for short caches");
     }
     if (status == NBL_OK) {
+        status = cuda_result(err, nbl_cuda_team_open(device->shared_bytes),
+                             "cannot set up the kernels for caches of middling length");
+    }
+    if (status == NBL_OK) {
         status = cuda_result(err, cudaHostAlloc(&memory, sizeof *device->status, cudaHostAllocMapped),
                              "no pinned host memory");
     }

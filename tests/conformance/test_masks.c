@@ -466,6 +466,35 @@ Test(masks, A1_logits_beyond_the_limit)
     lab_finish(&l);
 }
 
+static float beyond_late(uint32_t j)
+{
+    return j < 300 ? 1.0f : beyond_above(j);
+}
+
+static float beyond_early(uint32_t j)
+{
+    return j % 1024u < 128u ? beyond_above(j) : 1.0f;
+}
+
+/* In the first tile of a chunk, in a later one, in all: where tiles are worked on together, all of them must know. */
+Test(masks, A1_logits_beyond_the_limit_in_chunks)
+{
+    static float (*const values[])(uint32_t) = {beyond_above, beyond_below, beyond_late, beyond_early};
+    lab l;
+    lab_open(&l);
+    for (uint32_t i = 0; i < PROBLEM_INT_PAIRS * COUNT(values); ++i) {
+        problem p = masked(i / COUNT(values), 0);
+        trial t;
+        p.kv_len[0] = 1500;
+        p.q_len[0] = 1 + i % 5u;
+        p.shape.page_tokens = 64;
+        p.want_state = true;
+        run_logits(&l, &t, &p, values[i % COUNT(values)]);
+        trial_free(&t);
+    }
+    lab_finish(&l);
+}
+
 /* The largest logit rises by 44 base-2 units a tile, so that the base moves in nearly each. */
 static float rising(uint32_t j)
 {
