@@ -50,11 +50,10 @@ template <int D, int RPL> struct most {
 
 /* A row of a tile, for those who combine. */
 struct tile_row {
-    static constexpr float BAD = -1.0f;
     float b;       /* 0 if the tile adds nothing */
     float sum;     /* l */
     float base;    /* B of the chunk once the tile is in; -inf if the row sees none of its tokens */
-    float rescale; /* of what came before; BAD if the tile's block found a bad page */
+    float rescale; /* of what came before, negative if the tile's block found a bad page */
 };
 
 /* A tile in shared memory; codes come after it, but for those of K where all are 4-bit: they lie in the ring. */
@@ -506,7 +505,7 @@ PTX_FN void softmax(const attend_params &p, const place &w, const row_memory &ro
         out.sum = sum;
         out.base = takes_part ? base : -INFINITY;
         out.rescale = takes_part && before > -INFINITY ? nbl_pow2f(before - base) : 1.0f;
-        out.rescale = good ? out.rescale : tile_row::BAD;
+        out.rescale = good ? out.rescale : -1.0f;
     }
 }
 
