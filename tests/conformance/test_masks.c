@@ -466,6 +466,28 @@ Test(masks, A1_logits_beyond_the_limit)
     lab_finish(&l);
 }
 
+/* With queries of zero all tokens weigh alike, so that each one shows. Windows that begin in the last tile of a chunk for
+ * some rows of a work item and in the next chunk for others, the first of them before the one that most rows see. */
+Test(masks, windows_across_chunks_count_every_token)
+{
+    lab l;
+    lab_open(&l);
+    for (uint32_t i = 0; i < PROBLEM_PAIRS; ++i) {
+        problem p = masked(i, 0);
+        p.shape.k_dim = p.shape.v_dim = 64;
+        p.shape.kv_heads = 1;
+        p.q_heads = 7;
+        p.shape.page_tokens = 64;
+        p.kv_len[0] = 1100 + i % 8u;
+        p.q_len[0] = 40;
+        p.flags = NBL_ATTEND_CAUSAL | NBL_ATTEND_WINDOW_LEFT;
+        p.window_left = 60 + i % 4u;
+        p.q_data = DATA_ZERO;
+        trial_run(&l, &p);
+    }
+    lab_finish(&l);
+}
+
 static float beyond_late(uint32_t j)
 {
     return j < 300 ? 1.0f : beyond_above(j);

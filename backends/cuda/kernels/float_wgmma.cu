@@ -71,12 +71,13 @@ struct work {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
+/* What a row sees; of the item's chunk alone where the work is split. Never past the chunk, where the next one begins. */
 __device__ visible_range range_of(const attend_params &p, const work &w, uint32_t row)
 {
     visible_range r = visible_range_of(p, w.at.kv_len, (int64_t)w.at.kv_len - w.at.q_len + row / p.group_rows);
     if (p.split) {
         const int32_t start = (int32_t)((p.first_chunk + w.chunk) * NBL_CHUNK_TOKENS);
-        r.first = max(r.first, start);
+        r.first = min(max(r.first, start), start + (int32_t)NBL_CHUNK_TOKENS);
         r.end = max(min(r.end, start + (int32_t)NBL_CHUNK_TOKENS), r.first);
     }
     return r;
