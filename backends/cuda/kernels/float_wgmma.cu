@@ -71,7 +71,7 @@ struct work {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* What a row sees; of the item's chunk alone where the work is split. Never past the chunk, where the next one begins. */
+/* What a row sees; of the item's chunk alone where the work is split, and never past it, where the next one begins. */
 __device__ visible_range range_of(const attend_params &p, const work &w, uint32_t row)
 {
     visible_range r = visible_range_of(p, w.at.kv_len, (int64_t)w.at.kv_len - w.at.q_len + row / p.group_rows);
