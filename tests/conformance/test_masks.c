@@ -466,8 +466,8 @@ Test(masks, A1_logits_beyond_the_limit)
     lab_finish(&l);
 }
 
-/* With queries of zero all tokens weigh alike, so that each one shows. Windows begin in the last tile of a chunk for some
- * rows of a work item and in the next chunk for others. */
+/* With queries of zero all tokens weigh alike, so that each one shows. Windows begin in the last tile of a chunk for
+ * some rows of a work item and in the next chunk for others. */
 Test(masks, windows_across_chunks_count_every_token)
 {
     lab l;
