@@ -326,7 +326,8 @@ static void poison_before(trial *t, uint32_t position)
         const nbl_region *g = oracle_region(&t->pools[HOST], table[i]);
         uint32_t r = (uint32_t)(g - t->regions[HOST]);
         memset(oracle_page_codes(g, t->p.layer, table[i]), 0xFF, t->layouts[r].code_page_bytes);
-        memset(oracle_page_scales(g, t->p.layer, table[i]), 0xFF, t->layouts[r].scale_page_bytes);
+        if (t->layouts[r].scale_page_bytes > 0)
+            memset(oracle_page_scales(g, t->p.layer, table[i]), 0xFF, t->layouts[r].scale_page_bytes);
         buffer_upload(t->lab, &t->codes[r]);
         buffer_upload(t->lab, &t->scales[r]);
     }
