@@ -60,8 +60,8 @@ CUDA_DEVICE void load_queries(const attend_params &p, memory<KD, VD> &m, const p
 /* s = A * B for the warp's 16 rows of A and the N rows of B, by mma.sync; rows of W bytes, both in images. */
 template <int W, int N> CUDA_DEVICE void scores_of(int32_t (&s)[N / 2], uint32_t a, uint32_t first_row, uint32_t b)
 {
-    uint32_t lane = threadIdx.x % 32u;
-    uint32_t a_row = first_row + lane % 16u;
+    const uint32_t lane = ptx_thread() % 32u; /* anew, so that no register holds what follows from it */
+    const uint32_t a_row = first_row + lane % 16u;
 #pragma unroll
     for (int half = 0; half < W / 64; ++half) {
         uint32_t low[4], high[4];

@@ -132,6 +132,17 @@ struct prefill_row {
     float sum;  /**< and L */
 };
 
+/** What an item has of a range: its chunk, where the call is split. */
+CUDA_DEVICE visible_range prefill_range_of_item(const attend_params &p, const prefill_item &it, visible_range range)
+{
+    if (p.split) {
+        const int32_t start = (int32_t)((p.first_chunk + it.chunk) * NBL_CHUNK_TOKENS);
+        range.first = max(range.first, start);
+        range.end = max(min(range.end, start + (int32_t)NBL_CHUNK_TOKENS), range.first);
+    }
+    return range;
+}
+
 /** Item number `index`; `unit` is where the search begins, and where it ends. */
 CUDA_DEVICE prefill_item prefill_item_of(const attend_params &p, uint32_t index, uint32_t *unit)
 {
@@ -157,12 +168,7 @@ CUDA_DEVICE prefill_item prefill_item_of(const attend_params &p, uint32_t index,
         prefill_range(p, s, it.first_row / p.group_rows, (it.first_row + it.rows - 1u) / p.group_rows);
     uint32_t low, high;
     prefill_unit_tiles(p, s, &low, &high);
-    if (p.split) {
-        int32_t start = (int32_t)((p.first_chunk + it.chunk) * NBL_CHUNK_TOKENS);
-        range.first = max(range.first, start);
-        range.end = max(min(range.end, start + (int32_t)NBL_CHUNK_TOKENS), range.first);
-    }
-    prefill_tiles(range, low, high, &it.tile_first, &it.tile_end);
+    prefill_tiles(prefill_range_of_item(p, it, range), low, high, &it.tile_first, &it.tile_end);
     return it;
 }
 
@@ -176,14 +182,10 @@ CUDA_DEVICE prefill_row prefill_row_of(const attend_params &p, const prefill_ite
         return r;
     }
     uint32_t token = (it.first_row + i) / p.group_rows;
-    visible_range range = visible_range_of(p, s.kv_len, (int64_t)s.kv_len - s.q_len + token);
+    const visible_range range =
+        prefill_range_of_item(p, it, visible_range_of(p, s.kv_len, (int64_t)s.kv_len - s.q_len + token));
     r.token = (uint32_t)s.q_first + token;
     r.head = it.kv_head * p.group_rows + (it.first_row + i) % p.group_rows;
-    if (p.split) {
-        int32_t start = (int32_t)((p.first_chunk + it.chunk) * NBL_CHUNK_TOKENS);
-        range.first = max(range.first, start);
-        range.end = max(min(range.end, start + (int32_t)NBL_CHUNK_TOKENS), range.first);
-    }
     cuda_query query = p.queries[(uint64_t)r.token * p.q_heads + r.head];
     r.scale = query.scale;
     r.offset = query.offset;
