@@ -38,7 +38,9 @@ namespace
 
 constexpr uint32_t CLUSTER_MAX = 8;
 constexpr uint32_t TILES_PER_PROCESSOR = 8; /* beyond that the decode kernel is faster */
-constexpr uint32_t ROWS_MAX = 8;            /* of a kv head of a sequence */
+constexpr uint32_t TILES_BESIDE_TEAMS = 5;  /* the same where decode_team.cu takes the call; with up to four rows, */
+constexpr uint32_t TILES_BESIDE_WIDE_TEAMS = 3; /* with more */
+constexpr uint32_t ROWS_MAX = 8;                /* of a kv head of a sequence */
 constexpr uint32_t ROW_BYTES = 128;
 constexpr uint32_t TILE_WARPS = GROUPS;
 constexpr uint32_t TILE_THREADS = 32u * TILE_WARPS;
@@ -828,11 +830,20 @@ extern "C" cudaError_t nbl_cuda_short_open(uint32_t capability, uint32_t shared_
     return error;
 }
 
+/* Tiles a multiprocessor from which on another kernel is faster. */
+static uint32_t tiles_most(const attend_params *p)
+{
+    if (!nbl_cuda_team_supports(p)) {
+        return TILES_PER_PROCESSOR;
+    }
+    return p->q_len_max * p->group_rows <= 4u ? TILES_BESIDE_TEAMS : TILES_BESIDE_WIDE_TEAMS;
+}
+
 extern "C" int nbl_cuda_short_supports(const attend_params *p)
 {
     const uint64_t units = (uint64_t)p->batch * p->kv_heads;
     if (p->capability < 90u || p->state_head.data != NULL || p->range_begin != 0 || p->range_end != UINT32_MAX ||
-        tiles_of(p) == 0 || units * tiles_of(p) > TILES_PER_PROCESSOR * (uint64_t)p->processors ||
+        tiles_of(p) == 0 || units * tiles_of(p) > tiles_most(p) * (uint64_t)p->processors ||
         !nbl_cuda_decode_supports(p)) {
         return 0;
     }
