@@ -4,4 +4,5 @@
 
 #define SIM_FLOAT_DOT sim_float_dot_avx512
 #define SIM_FLOAT_LANES 16u
+#define SIM_FLOAT_UNCHECKED
 #include "float_loop.h"

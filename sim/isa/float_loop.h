@@ -7,6 +7,9 @@
  * The same sums as nbl_mma_step_scaled for finite operands: products and shifts fit int32 (at most 22 + F - 20 bits,
  * sixteen of them below 2^31), the sum with the accumulator a double. Results below 2^-126 take the model itself. The
  * sign of a zero may differ from the model's: it has no influence on a row (NUM 6.6).
+ *
+ * Under UBSan a sum of vectors that is checked is taken apart into its elements. SIM_FLOAT_UNCHECKED leaves that check
+ * to the scalar file, which has the same source: one copy shows whether something overflows.
  */
 #include "float.h"
 
@@ -14,12 +17,18 @@
 #define STEP_TERMS_MAX NBL_MMA_TERMS_MAX
 #define HALF_TERMS 16u
 
+#ifdef SIM_FLOAT_UNCHECKED
+#define LOOP_FUNCTION __attribute__((no_sanitize("signed-integer-overflow"))) static
+#else
+#define LOOP_FUNCTION static
+#endif
+
 /* Vector extensions of gcc and clang: each instruction set gets its own width of them. */
 typedef int32_t lanes_i32 __attribute__((vector_size(4 * LANES)));
 typedef uint32_t lanes_u32 __attribute__((vector_size(4 * LANES)));
 typedef int16_t lanes_i16 __attribute__((vector_size(2 * LANES)));
 
-static inline void load_i16(lanes_i32 *to, const int16_t *from)
+LOOP_FUNCTION inline void load_i16(lanes_i32 *to, const int16_t *from)
 {
     lanes_i16 narrow;
     memcpy(&narrow, from, sizeof narrow);
@@ -30,7 +39,7 @@ static inline void load_i16(lanes_i32 *to, const int16_t *from)
 #define SELECT(mask, a, b) (((mask) & (a)) | (~(mask) & (b)))
 
 /* value := |value| * 2^left >> right, sign kept; right may be any number from 0 on. */
-static inline void cut(lanes_i32 *value, int32_t left, const lanes_i32 *right)
+LOOP_FUNCTION inline void cut(lanes_i32 *value, int32_t left, const lanes_i32 *right)
 {
     const lanes_i32 sign = *value >> 31;
     const lanes_i32 bounded = SELECT(*right < 31, *right, (lanes_i32){0} + 31);
@@ -39,7 +48,8 @@ static inline void cut(lanes_i32 *value, int32_t left, const lanes_i32 *right)
 }
 
 /* Takes the accumulators apart; zeros have the model's exponent. */
-static inline void take_apart(const lanes_i32 *bits, int32_t zero_exponent, lanes_i32 *significand, lanes_i32 *exponent)
+LOOP_FUNCTION inline void take_apart(const lanes_i32 *bits, int32_t zero_exponent, lanes_i32 *significand,
+                                     lanes_i32 *exponent)
 {
     const lanes_i32 field = (*bits >> 23) & 0xff;
     const lanes_i32 fraction = *bits & 0x7fffff;
@@ -52,7 +62,7 @@ static inline void take_apart(const lanes_i32 *bits, int32_t zero_exponent, lane
 }
 
 /* (sum[0] + sum[1] + other) * 2^unit towards zero as binary32. */
-static inline void round_lanes(const lanes_i32 *sum, const lanes_i32 *other, const lanes_i32 *unit, float *out)
+LOOP_FUNCTION inline void round_lanes(const lanes_i32 *sum, const lanes_i32 *other, const lanes_i32 *unit, float *out)
 {
     int32_t is_small = 0;
     double total[LANES];
@@ -76,8 +86,8 @@ static inline void round_lanes(const lanes_i32 *sum, const lanes_i32 *other, con
     }
 }
 
-static void step(const nbl_mma_model *model, int32_t fraction, sim_float_array a, sim_float_array b, uint32_t stride,
-                 float *c)
+LOOP_FUNCTION void step(const nbl_mma_model *model, int32_t fraction, sim_float_array a, sim_float_array b,
+                        uint32_t stride, float *c)
 {
     lanes_i32 product[STEP_TERMS_MAX];
     lanes_i32 exponent[STEP_TERMS_MAX];
