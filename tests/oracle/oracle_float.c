@@ -60,17 +60,22 @@ float oracle_e4m3_value(uint32_t code)
     return (float)((code & 0x80u) != 0 ? -magnitude : magnitude);
 }
 
-/* Nearest of the codes 0..126, ties to the even one; the sign only where the magnitude is not 0. */
+/* Nearest of the codes 0..126, whose values grow, ties to the even one; the sign only where the magnitude is not 0. */
 static uint8_t e4m3_code(double x)
 {
-    uint32_t best = 0;
-    for (uint32_t code = 1; code < 127; code++) {
-        double before = fabs((double)oracle_e4m3_value(best) - fabs(x));
-        double now = fabs((double)oracle_e4m3_value(code) - fabs(x));
-        if (now < before || (now == before && code % 2 == 0)) {
-            best = code;
+    uint32_t low = 0;
+    uint32_t high = 126;
+    while (high - low > 1) {
+        uint32_t middle = (low + high) / 2;
+        if ((double)oracle_e4m3_value(middle) <= fabs(x)) {
+            low = middle;
+        } else {
+            high = middle;
         }
     }
+    double below = fabs((double)oracle_e4m3_value(low) - fabs(x));
+    double above = fabs((double)oracle_e4m3_value(high) - fabs(x));
+    uint32_t best = above < below || (above == below && high % 2 == 0) ? high : low;
     return (uint8_t)(best != 0 && x < 0.0 ? best | 0x80u : best);
 }
 
