@@ -52,7 +52,6 @@ REGISTERS = {
     ("blackwell_kernel<1,2>", "sm_120f"): 168,
     ("blackwell_kernel<1,4>", "sm_120f"): 255,
     ("blackwell_tensor_kernel", "sm_100f"): 128,
-    ("blackwell_tensor_kernel", "sm_103f"): 128,
 }
 
 USED = re.compile(r"Used (\d+) registers")

@@ -123,8 +123,9 @@ static int32_t clamp_int(double x, int32_t limit, uint64_t *saturated)
 static void quantize_int8(const double *x, oracle_vector *out, uint64_t *saturated)
 {
     out->exponent = vector_exponent(largest_magnitude(x, out->padded_dim), 127.0);
+    const double unit = ldexp(1.0, -out->exponent);
     for (uint32_t d = 0; d < out->padded_dim; d++) {
-        int32_t code = clamp_int(nearbyint(ldexp(x[d], -out->exponent)), 127, saturated);
+        int32_t code = clamp_int(nearbyint(x[d] * unit), 127, saturated);
         out->elements[d] = (uint8_t)(code & 255);
     }
 }
@@ -153,10 +154,13 @@ static int32_t smallest_exponent(double amax, double limit)
 
 static float block_error(const double *x, uint32_t block, int32_t e0, int32_t e)
 {
+    const double unit = ldexp(1.0, -e);
+    const double first_unit = ldexp(1.0, -e0);
+    const double step = ldexp(1.0, e - e0);
     float err = 0.0f;
     for (uint32_t i = 0; i < block; i++) {
-        double v = (double)oracle_e2m1_value(oracle_e2m1_code(ldexp(x[i], -e)));
-        float d = (float)(ldexp(x[i], -e0) - ldexp(v, e - e0));
+        double v = (double)oracle_e2m1_value(oracle_e2m1_code(x[i] * unit));
+        float d = (float)(x[i] * first_unit - v * step);
         err = fmaf(d, d, err);
     }
     return err;
