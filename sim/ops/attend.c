@@ -935,9 +935,12 @@ static void run_items(void *context, uint32_t thread, sim_parts *parts)
 {
     const call *c = context;
     cut k = cut_of(c);
-    item it = {.call = c, .scratch = scratch_of(c, thread), .sequence = UINT32_MAX};
+    item it; /* open_item sets the rest: 25 KB of zeros would be a tenth of a short call */
     const sim_isa *isa = c->device->isa;
     int64_t i, end;
+    it.call = c;
+    it.scratch = scratch_of(c, thread);
+    it.sequence = UINT32_MAX;
     if (isa->enter != NULL) {
         isa->enter();
     }
