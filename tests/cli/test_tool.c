@@ -799,7 +799,7 @@ Test(tool, outputs_replace_regular_files_only)
     snprintf(names[1], sizeof names[1], "%s", scratch("link.npy"));
     cr_assert(mkfifo(names[0], 0600) == 0 && symlink("/dev/null", names[1]) == 0, "pipe and link");
     for (size_t i = 0; i < 2; i++) {
-        char text[400];
+        char text[700];
         snprintf(text, sizeof text, "nibble: --out: %s is no regular file", names[i]);
         assert_refused(TOOL("attend", "--generate", "gaussian", SHAPE_SMALL, "--out", names[i]), 2, text);
         assert_refused(TOOL("tune", "--input", scratch("tune.safetensors"), "--bits", "9", "--out", names[i]), 2, text);
