@@ -79,6 +79,10 @@ nbl_status cuda_check_memory(const nbl_device *device, const char *name, const v
     if (attributes.type == cudaMemoryTypeUnregistered) {
         return cuda_fail(err, NBL_E_INVALID, "cuda: %s is host memory that the device cannot read (%p)", name, memory);
     }
+    if (attributes.devicePointer == NULL) { /* of another device, and peer access is off */
+        return cuda_fail(err, NBL_E_INVALID, "cuda: %s is memory of device %d, which device %d cannot read", name,
+                         attributes.device, device->ordinal);
+    }
     if (attributes.type == cudaMemoryTypeDevice) {
         __atomic_store_n(known_slot(device->known, memory), (uintptr_t)memory, __ATOMIC_RELAXED);
     }

@@ -97,8 +97,11 @@ static nbl_status partial_lock(int fd, const char *name, nbl_error *err)
 nbl_status nbl_file_begin(nbl_medium *m, const char *path, nbl_error *err)
 {
     char name[PATH_MAX];
+    struct stat there;
     NBL_TRY(nbl_pointer_check("path", path, 1, 1, err));
     NBL_TRY(partial_name(name, path, err));
+    if (stat(path, &there) == 0 && !S_ISREG(there.st_mode)) /* a device would be replaced */
+        return NBL_REFUSE(err, NBL_E_IO, "%s: is not a regular file", path);
     *m = (nbl_medium){.path = path};
     m->fd = open(name, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
     if (m->fd < 0)

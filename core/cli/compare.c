@@ -107,11 +107,24 @@ static void add_row(collector *all, const char *recipe, const nbl_problem *probl
         all->worst_rel_l2 = accuracy->rel_l2;
 }
 
+/* Names that are none are told before anything is measured. */
+static int check_recipes(const collector *all, const nbl_problem *problem, nbl_fault *fault)
+{
+    nbl_policy policy = NBL_INIT(nbl_policy);
+    int code = NBL_EXIT_OK;
+    for (size_t i = 0; i < all->recipes.count && code == NBL_EXIT_OK; i++)
+        code = nbl_policy_read(all->session->api, "--recipes", all->recipes.items[i], 1, problem->k_dim, problem->v_dim,
+                               &policy, fault);
+    return code;
+}
+
 static int compare_length(collector *all, const nbl_problem *whole, uint32_t length, nbl_fault *fault)
 {
     nbl_problem problem = nbl_problem_shorten(whole, length);
     nbl_reference reference = {0};
-    int code = nbl_reference_compute(&problem, &reference, fault);
+    int code = check_recipes(all, &problem, fault);
+    if (code == NBL_EXIT_OK)
+        code = nbl_reference_compute(&problem, &reference, fault);
     for (size_t i = 0; i < all->recipes.count && code == NBL_EXIT_OK; i++) {
         nbl_pipeline_options run = {.recipe = all->recipes.items[i], .page_tokens = all->values->page_tokens};
         nbl_pipeline_result result = {0};

@@ -91,9 +91,14 @@ static bool write_parts(FILE *stream, const nbl_part *parts, uint32_t count)
     return fclose(stream) == 0 && written;
 }
 
-/* Creates the temporary file beside path. */
+/* Creates the temporary file beside path. Only a regular file may be replaced: a device, or a link such as /dev/stdout,
+ * would be gone. */
 static int open_temporary(const char *path, char temporary[TEMPORARY_BYTES], FILE **out_stream, nbl_fault *fault)
 {
+    struct stat status;
+    if (lstat(path, &status) == 0 && !S_ISREG(status.st_mode))
+        return nbl_fault_set(fault, NBL_EXIT_USAGE, "--out: %.400s is %s", path,
+                             S_ISDIR(status.st_mode) ? "a directory" : "no regular file");
     int length = snprintf(temporary, TEMPORARY_BYTES, "%s.tmp%ld", path, (long)getpid());
     if (length < 0 || length >= TEMPORARY_BYTES)
         return nbl_fault_set(fault, NBL_EXIT_USAGE, "--out: path of %zu bytes is too long", strlen(path));
@@ -106,12 +111,9 @@ static int open_temporary(const char *path, char temporary[TEMPORARY_BYTES], FIL
 int nbl_file_check_out(const char *path, nbl_fault *fault)
 {
     char temporary[TEMPORARY_BYTES];
-    struct stat status;
     FILE *stream = NULL;
     if (!path)
         return NBL_EXIT_OK;
-    if (stat(path, &status) == 0 && S_ISDIR(status.st_mode))
-        return nbl_fault_set(fault, NBL_EXIT_USAGE, "--out: %.400s is a directory", path);
     int code = open_temporary(path, temporary, &stream, fault);
     if (code != NBL_EXIT_OK)
         return code;

@@ -58,6 +58,14 @@ Instruction set of the simulator:
 .Cm scalar , avx2 , avx512 , amx , neon
 or
 .Cm i8mm .
+.It Ev NIBBLE_SIM_PROFILE
+The GPU whose tensor cores the simulator's float core is:
+.Cm sm_80 , sm_89 , sm_90
+(default),
+.Cm sm_100
+or
+.Cm sm_120 .
+Changes the bits of that core alone.
 .El
 .Pp
 The variables are read once, and ignored in a process with raised privileges.

@@ -292,6 +292,10 @@ Test(cache_snapshot, files)
     cr_assert_eq(l.api->snapshot_save(l.cache, a, "", &err), NBL_E_INVALID, "saved without a name");
     cr_assert_eq(l.api->snapshot_save(l.cache, a, NULL, &err), NBL_E_INVALID, "saved to NULL");
     cr_assert_eq(l.api->snapshot_load(l.cache, folder, &copy, &err), NBL_E_IO, "loaded a folder");
+    cr_assert_eq(mkfifo(path, 0600), 0, "no pipe");
+    cr_assert_eq(l.api->snapshot_save(l.cache, a, path, &err), NBL_E_IO, "saved over a pipe");
+    cr_assert_not_null(strstr(err.message, "is not a regular file"), "%s", err.message);
+    cr_assert_eq(unlink(path), 0, "the pipe is gone");
     LAB_OK(l.api->snapshot_save(l.cache, b, path, &err));
     LAB_OK(l.api->snapshot_save(l.cache, a, path, &err)); /* over the old one */
     LAB_OK(l.api->snapshot_load(l.cache, path, &copy, &err));

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The documents keep their word: the README's example is the file that CI compiles, links lead somewhere, and every
 `./dev` command, NIBBLE_ variable and test suite (`PROGRAM: SUITE`) that a document names exists; so does every test
-(`SUITE/TEST`) that the table of public reports names."""
+(`SUITE/TEST`) that the table of public reports names. The README and the manual page name every variable."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ SUITE_HERE = re.compile(r"Test\((?:[\w ]+\*\w+, *)?(\w+), *(\w+)")
 NAMED_TEST = re.compile(r"`(\w+/\w+)`")
 TEST_TABLE = "REPORTS.md"  # a document that names single tests
 VARIABLE = re.compile(r"`(NIBBLE_[A-Z_]+)")
+VARIABLE_READ = re.compile(r'"(NIBBLE_[A-Z_]+)"')
+VARIABLES = "core/env.c"  # the one list of them
 
 
 def check_document(root: Path, path: Path, commands: set[str], code: str) -> list[str]:
@@ -57,6 +59,10 @@ def check(root: Path) -> list[str]:
     for path in files:
         if path.suffix == ".md":
             found += check_document(root, path, commands, code)
+    for page in ("README.md", "core/install/manpage.py"):
+        for variable in VARIABLE_READ.findall((root / VARIABLES).read_text()):
+            if variable not in (root / page).read_text():
+                found.append(f"{page}: {variable} is missing")
     if not EXAMPLE.search((root / "README.md").read_text()):
         found.append("README.md: the listing of docs/examples/embed.c is gone")
     return found
@@ -66,10 +72,12 @@ GOOD = ("<!-- docs/examples/embed.c -->\n```c\nint x;\n```\nRun `./dev test`. Se
         " `test-x: merge`\n")
 
 
-def case(readme: str, finding: str | None, table: str = "`merge/states`\n") -> Case:
+def case(readme: str, finding: str | None, table: str = "`merge/states`\n",
+         variable: str = "NIBBLE_LOG") -> Case:
     """A tree with a README and a table of tests."""
     return Case({"README.md": readme, "tests/REPORTS.md": table, "docs/a.md": "a\n",
-                 "docs/examples/embed.c": "int x;\n", "core/log.c": 'getenv("NIBBLE_LOG");\n',
+                 "docs/examples/embed.c": "int x;\n", VARIABLES: f'getenv("{variable}");\n',
+                 "core/install/manpage.py": ".It Ev NIBBLE_LOG\n", "core/log.c": "/* NIBBLE_LOG */\n",
                  "tests/a.c": "Test(merge, states)\n", "dev": "cmd_test() {\n"}, finding)
 
 
@@ -82,6 +90,7 @@ CASES = [
     case(GOOD.replace(": merge", ": purge"), "there is no suite purge"),
     case(GOOD.replace("NIBBLE_LOG", "NIBBLE_FOG"), "nothing reads NIBBLE_FOG"),
     case(GOOD, "there is no test merge/gone", "`merge/states`, `merge/gone`\n"),
+    case(GOOD + "NIBBLE_ISA\n", "core/install/manpage.py: NIBBLE_ISA is missing", variable="NIBBLE_ISA"),
 ]
 
 if __name__ == "__main__":

@@ -117,7 +117,8 @@ Test(tool, errors_found_with_a_backend_name_the_option_too)
     assert_refused(TOOL("attend", "--generate", "gaussian", "--recipe", "kv5"), 2, "nibble: --recipe: ");
     assert_refused(TOOL("plan", "--recipe", "kv4,kv5"), 2, "nibble: --recipe: ");
     assert_refused(TOOL("bench", "--recipe", "kv5"), 2, "nibble: --recipe: ");
-    assert_refused(TOOL("compare", "--generate", "gaussian", "--recipes", "kv5"), 2, "nibble: --recipe: ");
+    assert_refused(TOOL("compare", "--generate", "gaussian", "--recipes", "kv4,kv5"), 2,
+                   "nibble: --recipes: recipe \"kv5\"");
     assert_run(TOOL("compare", "--generate", "gaussian", "--kv", "64", "--lengths", "65"), 2,
                "nibble: --lengths: \"65\" is not a whole number from 1 to 64\n");
     assert_refused(TOOL("attend", "--generate", "gaussian", "--isa", "mmx"), 2, "nibble: --isa: ");
@@ -786,6 +787,25 @@ Test(tool, outputs_are_whole_or_absent)
                        places[i][1]);
     }
     rmdir(folder);
+}
+
+/* A pipe, a device or a link such as /dev/stdout is not replaced by a file. */
+Test(tool, outputs_replace_regular_files_only)
+{
+    char names[2][300];
+    struct stat status;
+    write_capture(scratch("tune.safetensors"), "BF16", "");
+    snprintf(names[0], sizeof names[0], "%s", scratch("pipe.npy"));
+    snprintf(names[1], sizeof names[1], "%s", scratch("link.npy"));
+    cr_assert(mkfifo(names[0], 0600) == 0 && symlink("/dev/null", names[1]) == 0, "pipe and link");
+    for (size_t i = 0; i < 2; i++) {
+        char text[700];
+        snprintf(text, sizeof text, "nibble: --out: %s is no regular file", names[i]);
+        assert_refused(TOOL("attend", "--generate", "gaussian", SHAPE_SMALL, "--out", names[i]), 2, text);
+        assert_refused(TOOL("tune", "--input", scratch("tune.safetensors"), "--bits", "9", "--out", names[i]), 2, text);
+        cr_assert(lstat(names[i], &status) == 0 && !S_ISREG(status.st_mode), "%s was replaced", names[i]);
+        unlink(names[i]);
+    }
 }
 
 /* A file that cannot be written is found before the work; what a failure leaves behind is nothing. */

@@ -214,25 +214,8 @@ static void host_pointers_attend(void)
 
 static void host_pointers_others(void)
 {
-    nbl_append_args from = problem_append_args(&p, CUDA);
-    nbl_gather_args g = NBL_INIT(nbl_gather_args);
-    nbl_copy_pages_args c = NBL_INIT(nbl_copy_pages_args);
-    array *pages = world_array(&w, 2u * sizeof(int32_t));
-    ((int32_t *)(void *)pages->host)[0] = 0;
-    ((int32_t *)(void *)pages->host)[1] = 1;
-    world_send(&w, pages);
-    g.pool = from.pool;
-    g.batch = BATCH;
-    g.k = from.k;
-    g.v = from.v;
-    g.slots = from.slots;
-    g.seq_indptr = from.seq_indptr;
-    g.centers = from.centers;
-    g.stream = c.stream = from.stream;
-    c.src_pool = c.dst_pool = from.pool;
-    c.count = 1;
-    c.src_pages = (const int32_t *)(const void *)pages->memory[CUDA];
-    c.dst_pages = c.src_pages + 1;
+    nbl_gather_args g = problem_gather_args(&p, CUDA);
+    nbl_copy_pages_args c = problem_copy_args(&p, CUDA);
     const argument gather[] = {{"k", &g.k.data}, {"v", &g.v.data}, {"slots", &g.slots}, {"seq_indptr", &g.seq_indptr}};
     const argument copy[] = {{"src_pages", &c.src_pages}, {"dst_pages", &c.dst_pages}};
     try_host_pointers(gather, COUNT(gather), call_gather, &g);
@@ -248,29 +231,45 @@ static void case_host_pointers(void)
     problem_free(&p);
 }
 
+/* Whether there is a second device; without one the reason is printed. */
+static int has_second_device(const char *untried)
+{
+    int count = 0;
+    expect_cuda(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
+    if (count < 2) {
+        printf("misuse: one GPU only, %s was not tried\n", untried);
+    }
+    return count >= 2;
+}
+
+/* The device that is current in this thread must be what it was. */
+static void expect_current(int device, const char *after)
+{
+    int current = -1;
+    expect_cuda(cudaGetDevice(&current), "cudaGetDevice");
+    if (current != device) {
+        world_fail(&w, "after %s: the current device was %d and is %d", after, device, current);
+        expect_cuda(cudaSetDevice(device), "cudaSetDevice");
+    }
+}
+
 /* A stream of the second device, where there is one. */
 static void try_other_device(nbl_append_args *a)
 {
-    int count = 0;
     cudaStream_t other = NULL;
     nbl_error err = NBL_INIT(nbl_error);
-    expect_cuda(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
-    if (count < 2) {
-        printf("misuse: one GPU only, a stream of another device was not tried\n");
+    if (!has_second_device("a stream of another device")) {
         return;
     }
     expect_cuda(cudaSetDevice(1), "cudaSetDevice");
     expect_cuda(cudaStreamCreate(&other), "cudaStreamCreate");
     a->stream.handle = other;
     expect_refused(call_append(a, &err), NBL_E_INVALID, &err, "stream.handle belongs to device 1");
-    int current = -1;
-    expect_cuda(cudaGetDevice(&current), "cudaGetDevice");
-    if (current != 1) {
-        world_fail(&w, "the current device was 1 and is %d", current);
-    }
+    expect_current(1, "a refused append");
     a->stream = cuda()->stream;
     expect_good(call_append(a, &err), &err, "append while another device is current");
     expect_good(check(&err), &err, "check");
+    expect_current(1, "append and check");
     expect_cuda(cudaStreamDestroy(other), "cudaStreamDestroy");
     expect_cuda(cudaSetDevice(0), "cudaSetDevice");
 }
@@ -296,6 +295,91 @@ static void case_streams(void)
     }
     try_other_device(&a);
     problem_free(&p);
+}
+
+/* Opens the device of an ordinal in place of the one at hand. */
+static void reopen(uint32_t ordinal)
+{
+    nbl_error err = NBL_INIT(nbl_error);
+    nbl_device_options options = NBL_INIT(nbl_device_options);
+    side *s = &w.sides[CUDA];
+    expect_good(w.api->close(s->device, &err), &err, "close");
+    options.ordinal = ordinal;
+    expect_good(w.api->open(s->runtime, &options, &s->device, &err), &err, "open");
+    s->stream.device = (int32_t)ordinal;
+}
+
+/* The small calls on a device that is not current. */
+static void small_calls(void)
+{
+    nbl_error err = NBL_INIT(nbl_error);
+    nbl_caps caps = NBL_INIT(nbl_caps);
+    const nbl_stream host = {.kind = NBL_STREAM_HOST};
+    uint8_t bytes[64] = {0};
+    void *memory = NULL;
+    expect_good(w.api->caps(cuda()->device, &caps, &err), &err, "caps");
+    expect_current(0, "caps");
+    expect_good(w.api->memory_alloc(cuda()->device, sizeof bytes, &memory, &err), &err, "memory_alloc");
+    expect_current(0, "memory_alloc");
+    expect_good(w.api->memory_copy(cuda()->device, memory, bytes, sizeof bytes, NBL_COPY_TO_DEVICE, host, &err), &err,
+                "memory_copy");
+    expect_current(0, "memory_copy");
+    expect_good(w.api->memory_free(cuda()->device, memory, &err), &err, "memory_free");
+    expect_current(0, "memory_free");
+    expect_good(check(&err), &err, "check");
+    expect_current(0, "check");
+}
+
+/* Memory of the first device in a call for the second. */
+static void try_other_memory(nbl_append_args *a)
+{
+    nbl_error err = NBL_INIT(nbl_error);
+    void *memory = NULL, *kept = a->k.data;
+    expect_cuda(cudaMalloc(&memory, p.k->bytes), "cudaMalloc");
+    a->k.data = memory;
+    expect_refused(call_append(a, &err), NBL_E_INVALID, &err, "k is memory of device 0, which device 1 cannot read");
+    expect_current(0, "memory of another device");
+    a->k.data = kept;
+    expect_good(check(&err), &err, "check");
+    expect_cuda(cudaFree(memory), "cudaFree");
+}
+
+/* Every operation on one device while another one is current: the bytes are those of the simulator, and the engine's
+ * device stays current. */
+static void case_devices(void)
+{
+    nbl_error err = NBL_INIT(nbl_error);
+    if (!has_second_device("work on a device that is not current")) {
+        return;
+    }
+    expect_cuda(cudaSetDevice(0), "cudaSetDevice");
+    reopen(1);
+    expect_current(0, "open");
+    small_calls();
+    make_problem();
+    expect_current(0, "allocations and appends");
+    nbl_append_args append = problem_append_args(&p, CUDA);
+    nbl_attend_args attend = problem_attend_args(&p, CUDA);
+    nbl_gather_args gather = problem_gather_args(&p, CUDA);
+    nbl_copy_pages_args copy = problem_copy_args(&p, CUDA);
+    expect_good(call_append(&append, &err), &err, "append");
+    expect_current(0, "append");
+    expect_good(call_attend(&attend, &err), &err, "attend");
+    expect_current(0, "attend");
+    expect_good(call_gather(&gather, &err), &err, "gather");
+    expect_current(0, "gather");
+    expect_good(call_copy_pages(&copy, &err), &err, "copy_pages");
+    expect_current(0, "copy_pages");
+    try_other_memory(&append);
+    append.stream.device = 0;
+    expect_refused(call_append(&append, &err), NBL_E_INVALID, &err, "stream.device is 0, the device is 1");
+    expect_current(0, "a refused append");
+    problem_step(&p, SIM);
+    world_compare(&w, p.o, "o of the second device");
+    world_compare(&w, p.lse, "lse of the second device");
+    problem_free(&p);
+    reopen(0);
+    expect_current(0, "close");
 }
 
 /* A kernel of somebody else fails: the context is lost, and every later call says so. */
@@ -375,9 +459,9 @@ static void case_leaks(void)
 static const struct {
     const char *name;
     void (*run)(void);
-} cases[] = {{"memory", case_memory},   {"host_pointers", case_host_pointers},
-             {"streams", case_streams}, {"bad_data", case_bad_data},
-             {"leaks", case_leaks},     {"fault", case_fault}};
+} cases[] = {{"memory", case_memory},   {"host_pointers", case_host_pointers}, {"streams", case_streams},
+             {"devices", case_devices}, {"bad_data", case_bad_data},           {"leaks", case_leaks},
+             {"fault", case_fault}};
 
 static int run_case(const char *name)
 {

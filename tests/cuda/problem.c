@@ -208,6 +208,36 @@ nbl_attend_args problem_attend_args(problem *p, uint32_t i)
     return a;
 }
 
+nbl_gather_args problem_gather_args(problem *p, uint32_t i)
+{
+    const nbl_append_args from = problem_append_args(p, i);
+    nbl_gather_args g = NBL_INIT(nbl_gather_args);
+    g.pool = from.pool;
+    g.batch = from.batch;
+    g.k = from.k;
+    g.v = from.v;
+    g.slots = from.slots;
+    g.seq_indptr = from.seq_indptr;
+    g.centers = from.centers;
+    g.stream = from.stream;
+    return g;
+}
+
+nbl_copy_pages_args problem_copy_args(problem *p, uint32_t i)
+{
+    nbl_copy_pages_args c = NBL_INIT(nbl_copy_pages_args);
+    array *pages = world_array(p->w, 2u * sizeof(int32_t));
+    ints(pages)[0] = 0;
+    ints(pages)[1] = 1;
+    world_send(p->w, pages);
+    c.src_pool = c.dst_pool = &p->pool[i];
+    c.count = 1;
+    c.src_pages = (const int32_t *)(const void *)pages->memory[i];
+    c.dst_pages = c.src_pages + 1;
+    c.stream = p->w->sides[i].stream;
+    return c;
+}
+
 void problem_step(problem *p, uint32_t i)
 {
     world *w = p->w;

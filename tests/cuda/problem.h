@@ -48,7 +48,11 @@ void problem_fill(problem *p);
 nbl_append_args problem_append_args(problem *p, uint32_t i);
 /** One query row of each sequence. */
 nbl_attend_args problem_attend_args(problem *p, uint32_t i);
-/** Both, on one side. */
+/** The vectors of those tokens, over what was appended. */
+nbl_gather_args problem_gather_args(problem *p, uint32_t i);
+/** Page 0 of the pool to page 1. */
+nbl_copy_pages_args problem_copy_args(problem *p, uint32_t i);
+/** Append and attend, on one side. */
 void problem_step(problem *p, uint32_t i);
 
 #endif

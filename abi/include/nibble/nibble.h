@@ -961,8 +961,8 @@ typedef struct nbl_api_v1 {
      * writer per path at a time.
      * @retval NBL_OK
      * @retval NBL_E_NOT_FOUND  no such sequence
-     * @retval NBL_E_IO         the file cannot be written; err->native_code is the errno. PATH is as it was, unless
-     *                          only the last step, syncing its folder, has failed
+     * @retval NBL_E_IO         PATH is no regular file, or the file cannot be written (err->native_code is the errno).
+     *                          PATH is as it was, unless only the last step, syncing its folder, has failed
      * @retval NBL_E_NO_MEMORY, NBL_E_DEVICE  as snapshot_write
      * @since ABI 1.1
      */

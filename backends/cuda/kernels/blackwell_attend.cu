@@ -141,17 +141,12 @@ template <uint32_t M> __device__ void load_centers(const attend_params &p, const
 
 template <uint32_t M> __device__ bool init_item(const attend_params &p, const memory<M> &m, uint32_t block, item *it)
 {
-    cuda_sequence sequence = p.sequences[it->sequence];
-    int64_t left = (int64_t)sequence.q_len * p.group_rows - (int64_t)block * (M_ROWS * M);
-    if (left <= 0) {
+    if (!rows_of_item(p, block, M_ROWS * M, it)) {
         return false;
     }
-    it->rows = (uint32_t)min(left, (int64_t)(M_ROWS * M));
-    it->q_len = sequence.q_len;
-    it->kv_len = sequence.kv_len;
-    it->table = p.page_table + (uint64_t)it->sequence * p.page_table_stride;
     if (threadIdx.x < it->rows) {
-        init_row(p, *it, (uint32_t)sequence.q_first, block * (M_ROWS * M) + threadIdx.x, &m.fixed->row[threadIdx.x]);
+        init_row(p, *it, (uint32_t)p.sequences[it->sequence].q_first, block * (M_ROWS * M) + threadIdx.x,
+                 &m.fixed->row[threadIdx.x]);
     }
     __syncthreads();
     it->first = INT32_MAX;
@@ -289,12 +284,6 @@ __device__ bool view_scores(const attend_params &p, const memory<M> &m, const it
     return is_late;
 }
 
-__device__ float quad_max(float x)
-{
-    x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, 1));
-    return fmaxf(x, __shfl_xor_sync(FULL_WARP, x, 2));
-}
-
 /* Largest z and t of each row over the warp's tokens, into place. */
 template <uint32_t M>
 __device__ void put_maxima(const attend_params &p, const memory<M> &m, const item &it, int32_t start,
@@ -321,31 +310,6 @@ __device__ void put_maxima(const attend_params &p, const memory<M> &m, const ite
             m.fixed->t_most[threadIdx.x / 32u][row_of(tile, half)] = t;
         }
     }
-}
-
-/* Sets or moves the bases of rows (NUM 6.4, 7.3), with r.rescale for those that move; all threads call it. */
-template <uint32_t M> __device__ void move_bases(const memory<M> &m, const item &it)
-{
-    __syncthreads();
-    if (threadIdx.x < it.rows) {
-        row_state *r = &m.fixed->row[threadIdx.x];
-        float z = -INFINITY, t = -INFINITY;
-        for (uint32_t w = 0; w < WARPS; ++w) {
-            z = fmaxf(z, m.fixed->z_most[w][threadIdx.x]);
-            t = fmaxf(t, m.fixed->t_most[w][threadIdx.x]);
-        }
-        float base = nbl_clamp_f32(nbl_ceil(z), -NBL_LOGIT_MAX, NBL_LOGIT_MAX);
-        r->rescale = 1.0f;
-        if (z > -INFINITY && !r->has_base) {
-            r->base = base;
-            r->has_base = true;
-        } else if (r->has_base && t > NBL_FLOAT_GRID) {
-            base = fmaxf(r->base, base);
-            r->rescale = nbl_pow2f(r->base - base);
-            r->base = base;
-        }
-    }
-    __syncthreads();
 }
 
 /* P of the thread's tokens into place (NUM 7.3). */
@@ -460,7 +424,7 @@ __device__ void do_tile(const attend_params &p, const memory<M> &m, const item &
     const bool is_late = view_scores(p, m, it, start, buffer, x, visible);
     if (__syncthreads_or(is_late) != 0) {
         put_maxima(p, m, it, start, x, visible);
-        move_bases(m, it);
+        move_bases(it, m.fixed->row, m.fixed->z_most, m.fixed->t_most, NBL_FLOAT_GRID);
         rescale(m, acc);
     }
     weigh(p, m, it, start, x, visible);
@@ -690,17 +654,9 @@ __global__ void __launch_bounds__(THREADS, blocks_of_processor(M, V))
     m.q_stride = code_stride_of(p.k_dim_padded);
     m.steps = steps_of(p.k_dim_padded);
     place_centers(p, (uint8_t *)(void *)dynamic, &m);
-    uint32_t parts = p.split ? p.chunks : 1u;
-    uint32_t n = blockIdx.x % parts;
-    uint32_t block = blockIdx.x / parts % blocks;
     item it;
-    it.kv_head = blockIdx.x / parts / blocks % p.kv_heads;
-    it.sequence = blockIdx.x / parts / blocks / p.kv_heads;
-    ptx_grid_wait();
-    if (p.split && n >= cuda_live_chunks(&p, p.sequences[it.sequence].kv_len)) {
-        return;
-    }
-    if (!init_item(p, m, block, &it)) {
+    uint32_t block, n;
+    if (!item_of_block(p, blocks, &it, &block, &n) || !init_item(p, m, block, &it)) {
         return;
     }
     if (p.split) {
@@ -712,23 +668,9 @@ __global__ void __launch_bounds__(THREADS, blocks_of_processor(M, V))
 
 template <uint32_t M, uint32_t V> cudaError_t launch(const attend_params *p, cudaStream_t stream)
 {
-    uint64_t rows = (uint64_t)p->q_len_max * p->group_rows;
-    uint32_t blocks = (uint32_t)((rows + M_ROWS * M - 1u) / (M_ROWS * M));
-    uint64_t items = (uint64_t)p->batch * p->kv_heads * blocks * (p->split ? p->chunks : 1u);
     size_t bytes = shared_bytes<M>(p->k_dim_padded, p->v_dim_padded);
     bytes += p->q_centers.data != NULL ? center_bytes<M>(p->k_dim_padded, p->group_rows) : 0u;
-    if (items == 0) {
-        return cudaSuccess;
-    }
-    if (items > INT32_MAX) {
-        return cudaErrorInvalidConfiguration;
-    }
-    cudaError_t error =
-        cudaFuncSetAttribute(blackwell_kernel<M, V>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    if (error != cudaSuccess) {
-        return error;
-    }
-    return launch_after(blackwell_kernel<M, V>, dim3((uint32_t)items), THREADS, bytes, stream, p, blocks);
+    return launch_items(blackwell_kernel<M, V>, M_ROWS * M, THREADS, bytes, stream, p);
 }
 
 } // namespace

@@ -431,14 +431,8 @@ __device__ bool grid_logits(const memory &m, const item &it, scores *v, float li
     return is_late;
 }
 
-__device__ float quad_max(float x)
-{
-    x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, 1));
-    return fmaxf(x, __shfl_xor_sync(FULL_WARP, x, 2));
-}
-
-/* Sets or moves the bases of rows (NUM 6.4), with r.rescale for those that move; all threads call it. */
-__device__ void move_bases(const memory &m, const item &it, scores *v)
+/* Largest z and t of each row over the warp's tokens, into place. */
+__device__ void put_maxima(const memory &m, const item &it, const scores *v)
 {
     const uint32_t warp = threadIdx.x / 32u;
 #pragma unroll
@@ -459,26 +453,6 @@ __device__ void move_bases(const memory &m, const item &it, scores *v)
             m.fixed->t_most[warp][row_of(half)] = t;
         }
     }
-    __syncthreads();
-    if (threadIdx.x < it.rows) {
-        row_state *r = &m.fixed->row[threadIdx.x];
-        float z = -INFINITY, t = -INFINITY;
-        for (uint32_t w = 0; w < WARPS; ++w) {
-            z = fmaxf(z, m.fixed->z_most[w][threadIdx.x]);
-            t = fmaxf(t, m.fixed->t_most[w][threadIdx.x]);
-        }
-        float base = nbl_clamp_f32(nbl_ceil(z), -NBL_LOGIT_MAX, NBL_LOGIT_MAX);
-        r->rescale = 1.0f;
-        if (z > -INFINITY && !r->has_base) {
-            r->base = base;
-            r->has_base = true;
-        } else if (r->has_base && t > NBL_FLOAT_GRID + NBL_FLOAT_REBASE) {
-            base = fmaxf(r->base, base);
-            r->rescale = nbl_pow2f(r->base - base);
-            r->base = base;
-        }
-    }
-    __syncthreads();
 }
 
 /* P of the thread's tokens into place. */
@@ -584,7 +558,8 @@ __device__ void do_tile(const attend_params &p, const memory &m, const item &it,
     const bool is_any_late = __syncthreads_or(is_late) != 0;
     ask_behind_k<M>(p, m, it, tiles);
     if (is_any_late) {
-        move_bases(m, it, &v);
+        put_maxima(m, it, &v);
+        move_bases(it, m.fixed->row, m.fixed->z_most, m.fixed->t_most, NBL_FLOAT_GRID + NBL_FLOAT_REBASE);
         grid_logits(m, it, &v, NBL_FLOAT_GRID + NBL_FLOAT_REBASE);
         rescale(m, acc, sums);
     }

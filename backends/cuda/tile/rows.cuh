@@ -99,6 +99,41 @@ CUDA_DEVICE bool is_visible(const attend_params &p, const item &it, const row_st
     return (p.tree_mask[(uint64_t)r.token * p.tree_mask_stride + (uint32_t)bit / 32u] >> (bit % 32) & 1u) != 0;
 }
 
+/** Largest of the four lanes that share a row of an MMA. */
+CUDA_DEVICE float quad_max(float x)
+{
+    x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, 1));
+    return fmaxf(x, __shfl_xor_sync(FULL_WARP, x, 2));
+}
+
+/** Sets or moves the bases of rows (NUM 6.4, 7.3), with rescale for those that move; all threads call it. z_most and
+ *  t_most: largest logits of each row over each warp's tokens, t_limit the largest t within the reach of a base. */
+template <uint32_t W, uint32_t R>
+CUDA_DEVICE void move_bases(const item &it, row_state *rows, const float (&z_most)[W][R], const float (&t_most)[W][R],
+                            float t_limit)
+{
+    __syncthreads();
+    if (threadIdx.x < it.rows) {
+        row_state *r = &rows[threadIdx.x];
+        float z = -INFINITY, t = -INFINITY;
+        for (uint32_t w = 0; w < W; ++w) {
+            z = fmaxf(z, z_most[w][threadIdx.x]);
+            t = fmaxf(t, t_most[w][threadIdx.x]);
+        }
+        float base = nbl_clamp_f32(nbl_ceil(z), -NBL_LOGIT_MAX, NBL_LOGIT_MAX);
+        r->rescale = 1.0f;
+        if (z > -INFINITY && !r->has_base) {
+            r->base = base;
+            r->has_base = true;
+        } else if (r->has_base && t > t_limit) {
+            base = fmaxf(r->base, base);
+            r->rescale = nbl_pow2f(r->base - base);
+            r->base = base;
+        }
+    }
+    __syncthreads();
+}
+
 /** State of a row after the n-th chunk into the workspace; the thread has elements t, t + 128, ... of O. */
 template <uint32_t V>
 CUDA_DEVICE void store_state(const attend_params &p, uint32_t row, uint32_t n, const nbl_state_head &head,
