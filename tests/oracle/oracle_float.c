@@ -56,7 +56,7 @@ float oracle_e4m3_value(uint32_t code)
 {
     int exponent = (int)(code >> 3 & 15u);
     int mantissa = (int)(code & 7u);
-    double magnitude = exponent == 0 ? ldexp(mantissa, -9) : ldexp(8 + mantissa, exponent - 10);
+    double magnitude = 0x1p-9 * (exponent == 0 ? mantissa : (8 + mantissa) * (1 << (exponent - 1)));
     return (float)((code & 0x80u) != 0 ? -magnitude : magnitude);
 }
 
@@ -186,10 +186,16 @@ static int operand_exponent(double x, int smallest)
     return e < smallest ? smallest : e;
 }
 
-/* x cut off to a multiple of 2^unit. */
-static double cut(double x, int unit)
+/* 2^(largest - fraction_bits); where largest is that of an infinity, so much that nothing else counts. */
+static double unit_of(int largest, int fraction_bits)
 {
-    return ldexp(trunc(ldexp(x, -unit)), unit);
+    return ldexp(1.0, largest > 1000 ? 1000 : largest - fraction_bits);
+}
+
+/* x cut off to a multiple of unit, a power of two. */
+static double cut(double x, double unit)
+{
+    return trunc(x / unit) * unit;
 }
 
 static float toward_zero(double x)
@@ -210,6 +216,7 @@ static float step(float c, const float *a, const float *b, uint32_t count, int s
     int e0 = profiles[profile].zero_exponent;
     int largest = c == 0.0f ? e0 : operand_exponent((double)c, -126);
     double sum;
+    double unit;
 
     for (uint32_t k = 0; k < count; k++) {
         int e = e0;
@@ -221,9 +228,10 @@ static float step(float c, const float *a, const float *b, uint32_t count, int s
     if (count < profiles[profile].terms) {
         largest = e0 > largest ? e0 : largest;
     }
-    sum = cut((double)c, largest - fraction_bits);
+    unit = unit_of(largest, fraction_bits);
+    sum = cut((double)c, unit);
     for (uint32_t k = 0; k < count; k++) {
-        sum += cut((double)a[k] * (double)b[k], largest - fraction_bits);
+        sum += cut((double)a[k] * (double)b[k], unit);
     }
     return toward_zero(sum);
 }
@@ -270,7 +278,6 @@ static float group_step(float c, const oracle_vector *q, const oracle_vector *k,
     double term[4] = {0};
     int exponent[4];
     int largest = c == 0.0f ? -139 : operand_exponent((double)c, -126);
-    double sum;
 
     for (uint32_t i = 0; i < 4; i++) {
         uint32_t g = first / 16 + i;
@@ -288,9 +295,10 @@ static float group_step(float c, const oracle_vector *q, const oracle_vector *k,
         }
         largest = exponent[i] > largest ? exponent[i] : largest;
     }
-    sum = cut((double)c, largest - 35);
+    double unit = unit_of(largest, 35);
+    double sum = cut((double)c, unit);
     for (uint32_t i = 0; i < 4; i++) {
-        sum += cut(term[i], largest - 35);
+        sum += cut(term[i], unit);
     }
     return toward_zero(sum);
 }
@@ -308,16 +316,16 @@ float oracle_dot_fp8(float c, const float *p, const float *v, uint32_t count)
 {
     for (uint32_t first = 0; first < count; first += 32) {
         int largest = c == 0.0f ? -133 : operand_exponent((double)c, -126);
-        double sum;
         for (uint32_t i = first; i < first + 32; i++) {
             int e = p[i] == 0.0f || v[i] == 0.0f
                         ? -133
                         : operand_exponent((double)p[i], -6) + operand_exponent((double)v[i], -6);
             largest = e > largest ? e : largest;
         }
-        sum = cut((double)c, largest - 25);
+        double unit = unit_of(largest, 25);
+        double sum = cut((double)c, unit);
         for (uint32_t i = first; i < first + 32; i++) {
-            sum += cut((double)p[i] * (double)v[i], largest - 25);
+            sum += cut((double)p[i] * (double)v[i], unit);
         }
         c = toward_zero(sum);
     }

@@ -104,24 +104,29 @@ static void mean_vector(const nbl_append_args *args, uint32_t b, uint32_t head, 
 static void mean_squares(const nbl_append_args *args, uint32_t b, uint32_t head, int32_t n, float *v)
 {
     uint32_t dim = args->pool->shape->k_dim;
+    bool around_mean = (args->pool->shape->centering & NBL_CENTERING_MEAN) != 0;
+    float sums[ORACLE_DIM_MAX][16] = {{0}};
+    float squares[ORACLE_DIM_MAX][16] = {{0}};
+    float about[ORACLE_DIM_MAX] = {0};
     float x[ORACLE_DIM_MAX];
 
+    for (int32_t t = 0; t < n && around_mean; t++) {
+        load_plain(args, ORACLE_K, (uint64_t)(args->seq_indptr[b] + t), head, x, NULL);
+        for (uint32_t d = 0; d < dim; d++) {
+            sums[d][t % 16] += x[d];
+        }
+    }
+    for (uint32_t d = 0; d < dim && around_mean; d++) {
+        about[d] = oracle_tree(sums[d]) * (1.0f / (float)n);
+    }
+    for (int32_t t = 0; t < n; t++) {
+        load_plain(args, ORACLE_K, (uint64_t)(args->seq_indptr[b] + t), head, x, NULL);
+        for (uint32_t d = 0; d < dim; d++) {
+            squares[d][t % 16] = fmaf(x[d] - about[d], x[d] - about[d], squares[d][t % 16]);
+        }
+    }
     for (uint32_t d = 0; d < dim; d++) {
-        float sums[16] = {0};
-        float squares[16] = {0};
-        float about = 0.0f;
-        for (int32_t t = 0; t < n; t++) {
-            load_plain(args, ORACLE_K, (uint64_t)(args->seq_indptr[b] + t), head, x, NULL);
-            sums[t % 16] += x[d];
-        }
-        if ((args->pool->shape->centering & NBL_CENTERING_MEAN) != 0) {
-            about = oracle_tree(sums) * (1.0f / (float)n);
-        }
-        for (int32_t t = 0; t < n; t++) {
-            load_plain(args, ORACLE_K, (uint64_t)(args->seq_indptr[b] + t), head, x, NULL);
-            squares[t % 16] = fmaf(x[d] - about, x[d] - about, squares[t % 16]);
-        }
-        v[d] = oracle_tree(squares) * (1.0f / (float)n);
+        v[d] = oracle_tree(squares[d]) * (1.0f / (float)n);
     }
 }
 

@@ -258,18 +258,17 @@ void oracle_slot_read(const nbl_pool *pool, uint32_t layer, int64_t slot, enum o
 
 static uint8_t *tensor_element(const nbl_tensor *tensor, const uint64_t index[4])
 {
-    int64_t packed = tensor->dtype == NBL_F32 ? 4 : 2;
-    int64_t packed_at = 0;
-    int64_t strided_at = 0;
+    int64_t at = 0;
     bool strided = false;
 
-    for (uint32_t axis = tensor->rank; axis-- > 0;) {
-        packed_at += (int64_t)index[axis] * packed;
-        packed *= (int64_t)tensor->shape[axis];
-        strided_at += (int64_t)index[axis] * tensor->stride_bytes[axis];
+    for (uint32_t axis = 0; axis < tensor->rank; axis++) {
+        at += (int64_t)index[axis] * tensor->stride_bytes[axis];
         strided = strided || tensor->stride_bytes[axis] != 0;
     }
-    return (uint8_t *)tensor->data + (strided ? strided_at : packed_at);
+    for (uint32_t axis = 0; axis < tensor->rank && !strided; axis++) {
+        at = at * (int64_t)tensor->shape[axis] + (int64_t)index[axis];
+    }
+    return (uint8_t *)tensor->data + (strided ? at : at * (tensor->dtype == NBL_F32 ? 4 : 2));
 }
 
 float oracle_tensor_get(const nbl_tensor *tensor, uint64_t i0, uint64_t i1, uint64_t i2, uint64_t i3)

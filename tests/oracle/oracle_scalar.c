@@ -33,7 +33,7 @@ float oracle_f32_from_f16(uint16_t bits)
 {
     int exponent = (bits >> 10) & 31;
     int mantissa = bits & 1023;
-    double magnitude = exponent == 0 ? ldexp(mantissa, -24) : ldexp(1024 + mantissa, exponent - 25);
+    double magnitude = 0x1p-24 * (exponent == 0 ? mantissa : (1024 + mantissa) * 0x1p-1 * (double)(1u << exponent));
 
     if (exponent == 31) {
         magnitude = mantissa == 0 ? (double)INFINITY : (double)NAN;
