@@ -319,7 +319,7 @@ UNROLLED void pv_format(int is_int4p, const sim_coded *v, const uint8_t *p, floa
         load_weights(p + first * SIM_TILE, some, v->count * SIM_GROUP, &w);
         for (uint32_t line = 0; line < nbl_layout_dim_padded(v->group[0].dim) / 16u; line += 2u) {
             scale_weights(m, line, some, v->count, &w);
-#define CALL(n)                                                    \
+#define CALL(n)                                                  \
     pv_block(is_int4p, 0, v, line, &w, o + first, b + first, n); \
     pv_block(is_int4p, 1, v, line, &w, o + first, b + first, n)
             FOR_ROWS(some, CALL)
