@@ -237,36 +237,34 @@ static void scale_weights(const multipliers *m, uint32_t block, uint32_t rows, u
     }
 }
 
-/* Signed codes of a line as words: [0] even and [1] odd tokens of the low nibbles, [2], [3] of the high ones. Those of
- * mxfp4 are 2^8 times the code, which is less work: |A| < 2^22 (NUM 5.4), so that sums still fit. */
+/* Signed codes of a line's low or high nibbles as words: [0] even and [1] odd tokens. Those of mxfp4 are 2^8 times the
+ * code, which is less work: |A| < 2^22 (NUM 5.4), so that sums still fit. */
 #define V_WORDS_SHIFT(is_int4p) ((is_int4p) ? 0 : 8)
-UNROLLED void v_words(int is_int4p, __m256i bytes, __m256i *words)
+UNROLLED void v_words(int is_int4p, uint32_t half, __m256i bytes, __m256i *words)
 {
     if (is_int4p) {
         bytes = _mm256_xor_si256(bytes, _mm256_set1_epi8((char)0x88)); /* q + 8 becomes a signed nibble */
-        words[0] = _mm256_srai_epi16(_mm256_slli_epi16(bytes, 12), 12);
-        words[1] = _mm256_srai_epi16(_mm256_slli_epi16(bytes, 4), 12);
-        words[2] = _mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 12);
-        words[3] = _mm256_srai_epi16(bytes, 12);
+        words[0] = _mm256_srai_epi16(_mm256_slli_epi16(bytes, half == 0 ? 12 : 8), 12);
+        words[1] = _mm256_srai_epi16(half == 0 ? _mm256_slli_epi16(bytes, 4) : bytes, 12);
         return;
     }
-    const __m256i table = load_table(e2m1_table);
-    __m256i low = _mm256_shuffle_epi8(table, low_nibbles(bytes));
-    __m256i high = _mm256_shuffle_epi8(table, high_nibbles(bytes));
-    const __m256i odd = _mm256_set1_epi16((int16_t)0xff00u);
-    words[0] = _mm256_slli_epi16(low, 8);
-    words[1] = _mm256_and_si256(low, odd);
-    words[2] = _mm256_slli_epi16(high, 8);
-    words[3] = _mm256_and_si256(high, odd);
+    __m256i codes = _mm256_shuffle_epi8(load_table(e2m1_table), half == 0 ? low_nibbles(bytes) : high_nibbles(bytes));
+    words[0] = _mm256_slli_epi16(codes, 8);
+    words[1] = _mm256_and_si256(codes, _mm256_set1_epi16((int16_t)0xff00u));
 }
 
-/* sum += two signed words of `words` times the two at w, in every dword. */
-UNROLLED void add_pair(__m256i *sum, __m256i words, const int16_t *w)
+/* sum += two signed words of `words` times two of `pair`, in every dword. */
+UNROLLED void add_pair(__m256i *sum, __m256i words, __m256i pair)
 {
     __m256i product;
-    __asm__("vpbroadcastd %3, %1\n\tvpmaddwd %2, %1, %1\n\tvpaddd %1, %0, %0"
-            : "+x"(*sum), "=&x"(product)
-            : "x"(words), "m"(*(const int16_t(*)[2])w));
+    __asm__("vpmaddwd %2, %3, %1\n\tvpaddd %1, %0, %0" : "+x"(*sum), "=&x"(product) : "x"(words), "x"(pair));
+}
+
+static inline __m256i broadcast_pair(const int16_t *w)
+{
+    int32_t pair;
+    memcpy(&pair, w, sizeof pair);
+    return _mm256_set1_epi32(pair);
 }
 
 static void add_output(float *o, __m256i sum, float b)
@@ -274,9 +272,10 @@ static void add_output(float *o, __m256i sum, float b)
     _mm256_storeu_ps(o, _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_set1_ps(b), _mm256_loadu_ps(o)));
 }
 
-/* `rows` rows (a constant) times line `line` of every four tokens: elements d..d+7 and d+16..d+23. */
-UNROLLED void pv_line(int is_int4p, const sim_coded *v, uint32_t line, const weights *w, float *const *o,
-                      const float *b, uint32_t rows)
+/* `rows` rows (a constant) times a block of 16 elements: the low or the high nibbles of two neighbouring lines, from
+ * `line` on, of every four tokens. Both lines take the same weights. */
+UNROLLED void pv_block(int is_int4p, uint32_t half, const sim_coded *v, uint32_t line, const weights *w,
+                       float *const *o, const float *b, uint32_t rows)
 {
     uint32_t quad_bytes = nbl_layout_dim_padded(v->group[0].dim) * 2u;
     uint32_t step = v->ahead_bytes / (quad_bytes / LINE);
@@ -286,22 +285,24 @@ UNROLLED void pv_line(int is_int4p, const sim_coded *v, uint32_t line, const wei
     }
     for (uint32_t g = 0; g < v->count; ++g) {
         const uint8_t *codes = v->group[g].codes + line * LINE;
-        sim_prefetch(v->ahead[g] + (uint64_t)line * step, step);
+        sim_prefetch(v->ahead[g] + (uint64_t)(line + half) * step, step);
         for (uint32_t t = g * SIM_GROUP; t < (g + 1u) * SIM_GROUP; t += 4u, codes += quad_bytes) {
-            __m256i words[4];
-            v_words(is_int4p, load(codes), words);
+            __m256i words[2][2];
+            v_words(is_int4p, half, load(codes), words[0]);
+            v_words(is_int4p, half, load(codes + LINE), words[1]);
             for (uint32_t r = 0; r < rows; ++r) {
-                for (uint32_t half = 0; half < 2u; ++half) {
-                    add_pair(&sums[r][half], words[2u * half], w->w[half][r] + t);
-                    add_pair(&sums[r][half], words[2u * half + 1u], w->w[half][r] + t + 2u);
+                for (uint32_t odd = 0; odd < 2u; ++odd) {
+                    __m256i pair = broadcast_pair(w->w[half][r] + t + 2u * odd);
+                    add_pair(&sums[r][0], words[0][odd], pair);
+                    add_pair(&sums[r][1], words[1][odd], pair);
                 }
             }
         }
     }
-    uint32_t d = line / 2u * 32u + line % 2u * LANES;
     for (uint32_t r = 0; r < rows; ++r) {
-        add_output(o[r] + d, _mm256_srai_epi32(sums[r][0], V_WORDS_SHIFT(is_int4p)), b[r]);
-        add_output(o[r] + d + 16u, _mm256_srai_epi32(sums[r][1], V_WORDS_SHIFT(is_int4p)), b[r]);
+        float *to = o[r] + 16u * (line + half);
+        add_output(to, _mm256_srai_epi32(sums[r][0], V_WORDS_SHIFT(is_int4p)), b[r]);
+        add_output(to + LANES, _mm256_srai_epi32(sums[r][1], V_WORDS_SHIFT(is_int4p)), b[r]);
     }
 }
 
@@ -316,11 +317,11 @@ UNROLLED void pv_format(int is_int4p, const sim_coded *v, const uint8_t *p, floa
     for (uint32_t first = 0; first < rows; first += ROWS_MAX) {
         uint32_t some = rows_from(rows, first);
         load_weights(p + first * SIM_TILE, some, v->count * SIM_GROUP, &w);
-        for (uint32_t line = 0; line < nbl_layout_dim_padded(v->group[0].dim) / 16u; ++line) {
-            if (line % 2u == 0) {
-                scale_weights(m, line, some, v->count, &w);
-            }
-#define CALL(n) pv_line(is_int4p, v, line, &w, o + first, b + first, n)
+        for (uint32_t line = 0; line < nbl_layout_dim_padded(v->group[0].dim) / 16u; line += 2u) {
+            scale_weights(m, line, some, v->count, &w);
+#define CALL(n)                                                  \
+    pv_block(is_int4p, 0, v, line, &w, o + first, b + first, n); \
+    pv_block(is_int4p, 1, v, line, &w, o + first, b + first, n)
             FOR_ROWS(some, CALL)
 #undef CALL
         }
