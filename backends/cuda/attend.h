@@ -188,6 +188,11 @@ typedef struct attend_params {
     cuda_tensor q_centers; /**< [B, Hq, Dk]; data NULL where there are none */
     cuda_query *center_queries;
     uint8_t *center_codes;
+
+    /* workspace, written by prepare: how many of its units each kv head of a sequence has behind it, for a last step that
+     * does not wait for the main one as a whole. [B, Hk] */
+    uint32_t *ends;
+    uint32_t counts_ends; /**< 1: the main step counts its units there, and folds_early */
 } attend_params;
 
 /** Fails if the plugin has no code for the current device. */

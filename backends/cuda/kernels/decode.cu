@@ -310,6 +310,10 @@ __global__ void __launch_bounds__(32, shape<D, RPL>::warps) decode_kernel(const 
     }
     w.run();
     write_states<D, RPL>(p, u, w.rows, w.o, w.g, w.t);
+    __syncwarp();
+    if (lane == 0) {
+        ptx_add_release(&p.ends[u.sequence * p.kv_heads + u.kv_head], 1u);
+    }
 }
 
 /* A block is a warp: what steers it is then known to be the same for all its lanes, and the hardware hands a unit to
