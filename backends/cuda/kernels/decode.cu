@@ -44,7 +44,7 @@ constexpr uint32_t DEFAULT_BYTES = 49152; /* that a block may have without being
 /* ---------------------------------------------------------------------------------------------- queries and states */
 
 /* Q as the B operand: codes 8(4s + t)..+7 of k-step s for the lane's column. */
-template <int D, int RPL>
+template <int D, int RPL, bool PAIRED>
 PTX_FN void load_queries(const attend_params &p, const unit &u, warp_memory<D, RPL> &m, uint32_t lane)
 {
     const uint32_t g = lane / 4u, t = lane % 4u;
@@ -53,7 +53,7 @@ PTX_FN void load_queries(const attend_params &p, const unit &u, warp_memory<D, R
 #pragma unroll
     for (int s = 0; s < D / 32; ++s) {
         const uint2 q = *reinterpret_cast<const uint2 *>(codes + 32 * s);
-        m.q[s][query_place<RPL>(g, t)] = r < u.rows ? q : make_uint2(0, 0);
+        m.q[s][query_place<RPL>(g, t)] = r >= u.rows ? make_uint2(0, 0) : PAIRED ? in_pairs(q) : q;
     }
 }
 
@@ -140,7 +140,7 @@ template <int D, int RPL, typename F> struct walker {
         const uint32_t format = format_of<F, 0>(formats, group);
         const int32_t bias[2] = {rows.bias[0], rows.bias[RPL - 1]};
         int32_t s[2][4];
-        k_group<D, RPL>(m, codes, format, group, lane, bias, s);
+        k_group<D, RPL, F::k == NBL_MXFP4>(m, codes, format, group, lane, bias, s);
         const float2 low = read_k_scales(&m.k_exponent[group * GROUP], g);
         const float2 high = read_k_scales(&m.k_exponent[group * GROUP + 16u], g);
 #pragma unroll
@@ -299,7 +299,7 @@ __global__ void __launch_bounds__(32, shape<D, RPL>::warps) decode_kernel(const 
         ptx_cp_async_wait<0>();
         return;
     }
-    load_queries<D, RPL>(p, u, m, lane);
+    load_queries<D, RPL, K == NBL_MXFP4>(p, u, m, lane);
     w.rows = load_rows<RPL>(p, u, w.t);
 #pragma unroll
     for (int n = 0; n < D / 16; ++n) {

@@ -123,8 +123,7 @@ static __device__ void merge_chunks(const attend_params &p, const fold_row &row,
     total->base = base;
 }
 
-template <uint32_t V>
-static __device__ void fold_states(const attend_params &p, const fold_row &row)
+template <uint32_t V> static __device__ void fold_states(const attend_params &p, const fold_row &row)
 {
     extern __shared__ uint4 dynamic[];
     __shared__ float shared[V * FINISH_THREADS];
