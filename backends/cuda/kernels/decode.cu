@@ -16,8 +16,8 @@
  *     O                          70
  *     steering                  170
  *
- * The loops over groups are not unrolled: the code would not fit the instruction cache. What a lane hands from one
- * phase to the next goes through its own place in shared memory.
+ * The loops over groups are unrolled within a turn at most: more code would not fit the instruction cache. What a lane
+ * hands from one phase to the next goes through its own place in shared memory.
  *
  * A query row sits in column 2q of the products when there are up to four (RPL 1), in column q when there are up to
  * eight (RPL 2).
@@ -224,11 +224,15 @@ template <int D, int RPL, typename F> struct walker {
         }
     }
 
+    /* Groups of a turn whose instructions the compiler mixes: a pair hides the latency of one in the other. With eight
+     * rows there are no registers for that. */
+    static constexpr int at_once = RPL == 1 && F::are_known ? 2 : 1;
+
     /* The groups of a turn of K, and of V, from the first-th on; how many they were. */
     __device__ __forceinline__ uint32_t k_turn(const uint8_t *codes, uint32_t first)
     {
         const uint32_t groups = turn_groups<D, F, 0>(formats), stride = group_stride<D>(is_wide<F, 0>(formats));
-#pragma unroll 1
+#pragma unroll at_once
         for (uint32_t i = 0; i < groups; ++i) {
             k_work(codes + i * stride, first + i);
         }
@@ -237,7 +241,7 @@ template <int D, int RPL, typename F> struct walker {
     __device__ __forceinline__ uint32_t v_turn(const uint8_t *codes, uint32_t first)
     {
         const uint32_t groups = turn_groups<D, F, 1>(formats), stride = group_stride<D>(is_wide<F, 1>(formats));
-#pragma unroll 1
+#pragma unroll at_once
         for (uint32_t i = 0; i < groups; ++i) {
             v_work(codes + i * stride, first + i);
         }
