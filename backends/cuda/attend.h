@@ -189,8 +189,8 @@ typedef struct attend_params {
     cuda_query *center_queries;
     uint8_t *center_codes;
 
-    /* workspace, written by prepare: how many of its units each kv head of a sequence has behind it, for a last step that
-     * does not wait for the main one as a whole. [B, Hk] */
+    /* For a last step that need not wait for all of the main one. [B, Hk], workspace: units of that kv head that have
+     * ended; prepare sets it to 0. */
     uint32_t *ends;
     uint32_t counts_ends; /**< 1: the main step counts its units there, and folds_early */
 } attend_params;
