@@ -6,7 +6,7 @@
  * PRMT looks a code's magnitude up; a set sign bit makes it replicate the entry's sign instead. The table of
  * magnitude + 1 gives 0 for negative codes, that of -magnitude (with -1 for 0, whose negative is never stored), asked
  * with the sign turned, -1 for positive ones. The sum of both products is that of the codes.
- * One half of a table is in the instruction, the other in a register, which the compiler would fill each time.
+ * One half of a table is in the instruction, the other in a register, which the compiler fills each time if it can.
  */
 #ifndef CUDA_DECODE_CODES_H
 #define CUDA_DECODE_CODES_H
@@ -45,7 +45,13 @@ struct e2m1_tables {
     uint32_t down;
 };
 
-/** In registers that stay: the compiler does not see what is in them. */
+template <int FACTOR> PTX_FN e2m1_tables e2m1_constants(void)
+{
+    constexpr uint32_t up = up_entries(0, FACTOR), down = down_entries(0, FACTOR);
+    return {up, down};
+}
+
+/** The same in registers that stay: the compiler does not see what is in them. */
 template <int FACTOR> PTX_FN e2m1_tables e2m1_registers(void)
 {
     constexpr uint32_t up = up_entries(0, FACTOR), down = down_entries(0, FACTOR);

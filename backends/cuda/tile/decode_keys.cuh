@@ -94,7 +94,7 @@ template <int STEPS, int STRIDE, bool PAIRED>
 PTX_FN void k_group_mxfp4(const uint8_t *codes, const uint32_t *factors, const uint2 *queries, uint32_t g, uint32_t t,
                           int32_t (&s)[2][4])
 {
-    const e2m1_tables tables = e2m1_registers<1>();
+    const e2m1_tables tables = PAIRED ? e2m1_registers<1>() : e2m1_constants<1>(); /* no registers are left */
     clear_sums(s);
     uint2 f[2];
 #pragma unroll
