@@ -150,6 +150,7 @@ static void set_workspace(const nbl_attend_args *args, const cuda_plan *plan, at
     p->split = plan->split;
     p->state_floats = plan->state_floats;
     p->sequences = (cuda_sequence *)(void *)(workspace + plan->sequences_at);
+    p->ends = (uint32_t *)(void *)(workspace + plan->ends_at);
     p->queries = (cuda_query *)(void *)(workspace + plan->queries_at);
     p->codes = (int8_t *)(workspace + plan->codes_at);
     p->states = (float *)(void *)(workspace + plan->states_at);
@@ -270,6 +271,7 @@ static nbl_status launch_all(attend_params *p, const attend_bounds *b, cudaStrea
     }
     attend_kernel *kernel = choose_kernel(p, b);
     p->folds_early = (kernel == nbl_cuda_attend_decode || kernel == nbl_cuda_attend_team) && p->chunks > 0;
+    p->counts_ends = kernel == nbl_cuda_attend_decode && p->chunks > 0;
     nbl_status status = NBL_OK;
     if (p->q_centers.data != NULL) {
         status = cuda_result(err, nbl_cuda_attend_centers(p, stream), "attend, centres of queries");

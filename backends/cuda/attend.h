@@ -188,6 +188,11 @@ typedef struct attend_params {
     cuda_tensor q_centers; /**< [B, Hq, Dk]; data NULL where there are none */
     cuda_query *center_queries;
     uint8_t *center_codes;
+
+    /* For a last step that need not wait for all of the main one. [B, Hk], workspace: units of that kv head that have
+     * ended; prepare sets it to 0. */
+    uint32_t *ends;
+    uint32_t counts_ends; /**< 1: the main step counts its units there, and folds_early */
 } attend_params;
 
 /** Fails if the plugin has no code for the current device. */

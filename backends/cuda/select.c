@@ -111,7 +111,8 @@ cuda_plan cuda_plan_make(const attend_bounds *b)
     uint64_t decode_states = decode_tokens(b) * b->q_heads * bytes_per_row;
     p.split = rows_per_head <= CUDA_DECODE_ROWS_MAX || states <= CUDA_SPLIT_BYTES_MAX;
     p.states_bytes = max_u64(min_u64(states, CUDA_SPLIT_BYTES_MAX), decode_states);
-    p.queries_at = aligned((uint64_t)b->batch * SEQUENCE_BYTES);
+    p.ends_at = aligned((uint64_t)b->batch * SEQUENCE_BYTES);
+    p.queries_at = p.ends_at + aligned((uint64_t)b->batch * b->kv_heads * sizeof(uint32_t));
     p.codes_at = p.queries_at + aligned(p.rows * QUERY_BYTES);
     p.states_at = p.codes_at + aligned(p.rows * padded(b->k_dim) * CODE_BYTES);
     p.bytes = p.states_at + aligned(p.states_bytes);

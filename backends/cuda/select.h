@@ -48,6 +48,7 @@ typedef struct cuda_plan {
     uint32_t state_floats;
     uint64_t rows; /**< q_tokens * q_heads */
     uint64_t sequences_at;
+    uint64_t ends_at; /**< units of the decode kernel that have ended, of each kv head of a sequence */
     uint64_t queries_at;
     uint64_t codes_at;
     uint64_t center_queries_at; /**< of the two parts of each centre of queries, if there are any */

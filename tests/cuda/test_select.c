@@ -65,9 +65,10 @@ Test(cuda_select, places_are_aligned_and_disjoint)
     cuda_plan p = cuda_plan_make(&b);
     b.q_len_max = 40;
     p = cuda_plan_make(&b);
-    const uint64_t places[] = {p.sequences_at, p.queries_at, p.codes_at,  p.states_at,
-                               p.items_at,     p.totals_at,  p.images_at, p.bytes};
+    const uint64_t places[] = {p.sequences_at, p.ends_at,   p.queries_at, p.codes_at, p.states_at,
+                               p.items_at,     p.totals_at, p.images_at,  p.bytes};
     const uint64_t sizes[] = {13 * 16,
+                              13 * b.kv_heads * 4,
                               13 * 32 * 16,
                               13 * 32 * 96,
                               p.states_bytes,

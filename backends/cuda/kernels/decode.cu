@@ -16,8 +16,8 @@
  *     O                          70
  *     steering                  170
  *
- * The loops over groups are not unrolled: the code would not fit the instruction cache. What a lane hands from one
- * phase to the next goes through its own place in shared memory.
+ * The loops over groups are unrolled within a turn at most: more code would not fit the instruction cache. What a lane
+ * hands from one phase to the next goes through its own place in shared memory.
  *
  * A query row sits in column 2q of the products when there are up to four (RPL 1), in column q when there are up to
  * eight (RPL 2).
@@ -44,7 +44,7 @@ constexpr uint32_t DEFAULT_BYTES = 49152; /* that a block may have without being
 /* ---------------------------------------------------------------------------------------------- queries and states */
 
 /* Q as the B operand: codes 8(4s + t)..+7 of k-step s for the lane's column. */
-template <int D, int RPL>
+template <int D, int RPL, bool PAIRED>
 PTX_FN void load_queries(const attend_params &p, const unit &u, warp_memory<D, RPL> &m, uint32_t lane)
 {
     const uint32_t g = lane / 4u, t = lane % 4u;
@@ -53,7 +53,7 @@ PTX_FN void load_queries(const attend_params &p, const unit &u, warp_memory<D, R
 #pragma unroll
     for (int s = 0; s < D / 32; ++s) {
         const uint2 q = *reinterpret_cast<const uint2 *>(codes + 32 * s);
-        m.q[s][query_place<RPL>(g, t)] = r < u.rows ? q : make_uint2(0, 0);
+        m.q[s][query_place<RPL>(g, t)] = r >= u.rows ? make_uint2(0, 0) : PAIRED ? in_pairs(q) : q;
     }
 }
 
@@ -140,7 +140,7 @@ template <int D, int RPL, typename F> struct walker {
         const uint32_t format = format_of<F, 0>(formats, group);
         const int32_t bias[2] = {rows.bias[0], rows.bias[RPL - 1]};
         int32_t s[2][4];
-        k_group<D, RPL>(m, codes, format, group, lane, bias, s);
+        k_group<D, RPL, F::k == NBL_MXFP4>(m, codes, format, group, lane, bias, s);
         const float2 low = read_k_scales(&m.k_exponent[group * GROUP], g);
         const float2 high = read_k_scales(&m.k_exponent[group * GROUP + 16u], g);
 #pragma unroll
@@ -224,11 +224,15 @@ template <int D, int RPL, typename F> struct walker {
         }
     }
 
+    /* Groups of a turn whose instructions the compiler mixes: a pair hides the latency of one in the other. With eight
+     * rows there are no registers for that. */
+    static constexpr int at_once = RPL == 1 && F::are_known ? 2 : 1;
+
     /* The groups of a turn of K, and of V, from the first-th on; how many they were. */
     __device__ __forceinline__ uint32_t k_turn(const uint8_t *codes, uint32_t first)
     {
         const uint32_t groups = turn_groups<D, F, 0>(formats), stride = group_stride<D>(is_wide<F, 0>(formats));
-#pragma unroll 1
+#pragma unroll at_once
         for (uint32_t i = 0; i < groups; ++i) {
             k_work(codes + i * stride, first + i);
         }
@@ -237,7 +241,7 @@ template <int D, int RPL, typename F> struct walker {
     __device__ __forceinline__ uint32_t v_turn(const uint8_t *codes, uint32_t first)
     {
         const uint32_t groups = turn_groups<D, F, 1>(formats), stride = group_stride<D>(is_wide<F, 1>(formats));
-#pragma unroll 1
+#pragma unroll at_once
         for (uint32_t i = 0; i < groups; ++i) {
             v_work(codes + i * stride, first + i);
         }
@@ -299,7 +303,7 @@ __global__ void __launch_bounds__(32, shape<D, RPL>::warps) decode_kernel(const 
         ptx_cp_async_wait<0>();
         return;
     }
-    load_queries<D, RPL>(p, u, m, lane);
+    load_queries<D, RPL, K == NBL_MXFP4>(p, u, m, lane);
     w.rows = load_rows<RPL>(p, u, w.t);
 #pragma unroll
     for (int n = 0; n < D / 16; ++n) {
@@ -310,6 +314,10 @@ __global__ void __launch_bounds__(32, shape<D, RPL>::warps) decode_kernel(const 
     }
     w.run();
     write_states<D, RPL>(p, u, w.rows, w.o, w.g, w.t);
+    __syncwarp();
+    if (lane == 0) {
+        ptx_add_release(&p.ends[u.sequence * p.kv_heads + u.kv_head], 1u);
+    }
 }
 
 /* A block is a warp: what steers it is then known to be the same for all its lanes, and the hardware hands a unit to

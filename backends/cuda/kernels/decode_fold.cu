@@ -80,13 +80,8 @@ PTX_FN void add_states(const attend_params &p, const float *states, uint32_t cou
     }
 }
 
-template <int E> __global__ void __launch_bounds__(32) decode_fold_kernel(const __grid_constant__ attend_params p)
+template <int E> PTX_FN void fold_states(const attend_params &p, const fold_row &row, uint32_t lane)
 {
-    const uint32_t lane = threadIdx.x;
-    fold_row row;
-    if (!begin_fold_row(p, blockIdx.x, row)) {
-        return;
-    }
     const float *states = p.states + (uint64_t)row.index * p.chunks * p.state_floats;
     row_total<E> total = {nbl_state_empty(row.offset), {}};
 #pragma unroll 1
@@ -94,6 +89,15 @@ template <int E> __global__ void __launch_bounds__(32) decode_fold_kernel(const 
         add_states<E>(p, states + first * p.state_floats, min(row.live - first, AT_ONCE<E>), lane, total);
     }
     finish_row_of_warp<E>(p, row.token, row.head, lane, total);
+}
+
+template <int E> __global__ void __launch_bounds__(32) decode_fold_kernel(const __grid_constant__ attend_params p)
+{
+    fold_row row;
+    if (begin_fold_row(p, blockIdx.x, row)) {
+        fold_states<E>(p, row, threadIdx.x);
+    }
+    ptx_grid_wait(); /* what comes next relies on the main step having ended */
 }
 
 template <int E> cudaError_t launch(const attend_params *p, cudaStream_t stream)

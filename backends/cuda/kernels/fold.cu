@@ -123,16 +123,11 @@ static __device__ void merge_chunks(const attend_params &p, const fold_row &row,
     total->base = base;
 }
 
-template <uint32_t V>
-static __global__ void __launch_bounds__(FINISH_THREADS) fold_kernel(const __grid_constant__ attend_params p)
+template <uint32_t V> static __device__ void fold_states(const attend_params &p, const fold_row &row)
 {
     extern __shared__ uint4 dynamic[];
     __shared__ float shared[V * FINISH_THREADS];
     __shared__ fold_memory m;
-    fold_row row;
-    if (!begin_fold_row(p, blockIdx.x, row)) {
-        return;
-    }
     nbl_state_head total = nbl_state_empty(row.offset);
     float o[V] = {};
     if (p.split) {
@@ -145,6 +140,16 @@ static __global__ void __launch_bounds__(FINISH_THREADS) fold_kernel(const __gri
             finish_state(&p, n, row.token, row.head, nbl_state_empty(row.offset), zeros);
         }
     }
+}
+
+template <uint32_t V>
+static __global__ void __launch_bounds__(FINISH_THREADS) fold_kernel(const __grid_constant__ attend_params p)
+{
+    fold_row row;
+    if (begin_fold_row(p, blockIdx.x, row)) {
+        fold_states<V>(p, row);
+    }
+    ptx_grid_wait(); /* what comes next relies on the main step having ended */
 }
 
 template <uint32_t V> static cudaError_t launch(const attend_params *p, cudaStream_t stream)

@@ -32,6 +32,9 @@ static __device__ void check_sequence(const attend_params &p, uint32_t b)
     good = check_lengths(p, b, q_first, q_len, kv_len) && good;
     good = check_center(p, b) && check_heads(p) && good;
     good = good && check_table(p, b, (uint32_t)kv_len) && check_pages<THREADS>(p, b, (uint32_t)kv_len);
+    for (uint32_t h = threadIdx.x; h < p.kv_heads; h += THREADS) {
+        p.ends[b * p.kv_heads + h] = 0;
+    }
     good = __syncthreads_and(good) != 0;
     if (threadIdx.x == 0) {
         p.sequences[b] = good ? cuda_sequence{q_first, (int32_t)q_len, kv_len, 0} : cuda_sequence{0, 0, 0, 0};

@@ -211,6 +211,29 @@ PTX_FN uint32_t ptx_cvt_f16x2(float high, float low)
     return d;
 }
 
+/* ------------------------------------------------------------------------------------------------ other blocks */
+
+/** Adds to a word that other blocks read; what this thread has written or seen comes before it. PTX ISA, Parallel
+ *  Synchronization, red */
+PTX_FN void ptx_add_release(uint32_t *global, uint32_t x)
+{
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(global), "r"(x) : "memory");
+}
+
+/** Reads such a word; what this thread reads afterwards is as new as that. PTX ISA, Data Movement, ld */
+PTX_FN uint32_t ptx_load_acquire(const uint32_t *global)
+{
+    uint32_t x;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(global) : "memory");
+    return x;
+}
+
+/** Leaves issue slots to others for about that long. PTX ISA, Miscellaneous, nanosleep */
+PTX_FN void ptx_sleep(uint32_t nanoseconds)
+{
+    asm volatile("nanosleep.u32 %0;" ::"r"(nanoseconds));
+}
+
 /* ------------------------------------------------------------------------------------------------ asynchronous
  * copies */
 
@@ -316,12 +339,11 @@ PTX_FN void ptx_mbarrier_wait(uint32_t barrier, uint32_t parity)
     }
 }
 
-/** The same for a thread that is in no hurry: it sleeps between tries and leaves issue slots to others. PTX ISA,
- *  Miscellaneous, nanosleep */
+/** The same for a thread that is in no hurry: it sleeps between tries and leaves issue slots to others. */
 PTX_FN void ptx_mbarrier_wait_idle(uint32_t barrier, uint32_t parity, uint32_t nanoseconds)
 {
     while (ptx_mbarrier_try_wait(barrier, parity) == 0) {
-        asm volatile("nanosleep.u32 %0;" ::"r"(nanoseconds));
+        ptx_sleep(nanoseconds);
     }
 }
 

@@ -83,12 +83,18 @@ PTX_FN void k_group_int4p(const uint8_t *codes, const uint32_t *factors, const u
     }
 }
 
-/** mxfp4, a block a step; the block's factor is applied to the sums. */
-template <int STEPS, int STRIDE>
+/** Q as k_group_mxfp4 wants it: codes of even places, then those of odd ones. */
+PTX_FN uint2 in_pairs(uint2 q)
+{
+    return make_uint2(ptx_prmt(q.x, q.y, 0x5140u), ptx_prmt(q.x, q.y, 0x7362u));
+}
+
+/** mxfp4, a block a step; the block's factor is applied to the sums. PAIRED: `queries` have been brought in_pairs. */
+template <int STEPS, int STRIDE, bool PAIRED>
 PTX_FN void k_group_mxfp4(const uint8_t *codes, const uint32_t *factors, const uint2 *queries, uint32_t g, uint32_t t,
                           int32_t (&s)[2][4])
 {
-    const e2m1_tables tables = e2m1_constants<1>(); /* no registers are left */
+    const e2m1_tables tables = PAIRED ? e2m1_registers<1>() : e2m1_constants<1>(); /* no registers are left */
     clear_sums(s);
     uint2 f[2];
 #pragma unroll
@@ -96,16 +102,16 @@ PTX_FN void k_group_mxfp4(const uint8_t *codes, const uint32_t *factors, const u
         if (step % 4 == 0) {
             read_factors(factors + step / 4u * K_FACTOR_WORDS, g, f);
         }
-        const uint2 q = queries[STRIDE * step];
-        const uint32_t turned[2] = {ptx_prmt(q.x, q.y, 0x5140u), ptx_prmt(q.x, q.y, 0x7362u)};
+        const uint2 pairs = PAIRED ? queries[STRIDE * step] : in_pairs(queries[STRIDE * step]);
+        const uint32_t q[2] = {pairs.x, pairs.y};
 #pragma unroll
         for (uint32_t half = 0; half < 2u; ++half) {
             const uint2 w = read_words(codes + (4 * step + t) * 128u + k_place(half, g, t));
             uint32_t up[4], down[4];
             e2m1_operands<1>(tables, w.x, w.y, up, down);
             int32_t sums[4] = {0, 0, 0, 0};
-            ptx_mma_m16n8k32_ss(sums, up, turned);
-            ptx_mma_m16n8k32_ss(sums, down, turned);
+            ptx_mma_m16n8k32_ss(sums, up, q);
+            ptx_mma_m16n8k32_ss(sums, down, q);
             const int32_t m0 = (int32_t)ptx_prmt(f[half].x, 0, 0x4440u + step % 4u);
             const int32_t m1 = (int32_t)ptx_prmt(f[half].y, 0, 0x4440u + step % 4u);
             s[half][0] += sums[0] * m0;
@@ -142,8 +148,8 @@ PTX_FN float2 read_k_scales(const uint8_t *exponents, uint32_t g)
     return make_float2(nbl_float_of(pair << 23 & 0x7f800000u), nbl_float_of(pair << 15 & 0x7f800000u));
 }
 
-/** Sums of a group's two 16-token tiles. */
-template <int D, int RPL>
+/** Sums of a group's two 16-token tiles. PAIRED: all K are mxfp4, and Q is as that wants it. */
+template <int D, int RPL, bool PAIRED = false>
 PTX_FN void k_group(const warp_memory<D, RPL> &m, const uint8_t *codes, uint32_t format, uint32_t group, uint32_t lane,
                     const int32_t (&bias)[2], int32_t (&s)[2][4])
 {
@@ -153,7 +159,7 @@ PTX_FN void k_group(const warp_memory<D, RPL> &m, const uint8_t *codes, uint32_t
     if (format == NBL_INT4P) {
         k_group_int4p<D / 32, 16 * RPL>(codes, factors, queries, g, t, bias, s);
     } else if (format == NBL_MXFP4) {
-        k_group_mxfp4<D / 32, 16 * RPL>(codes, factors, queries, g, t, s);
+        k_group_mxfp4<D / 32, 16 * RPL, PAIRED>(codes, factors, queries, g, t, s);
     } else {
         k_group_int8<D / 32, 16 * RPL>(codes, queries, g, t, s);
     }

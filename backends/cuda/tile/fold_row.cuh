@@ -10,11 +10,15 @@
 #include "../ptx/ptx.cuh"
 #include "merge.h"
 
+#define END_POLL_NANOSECONDS 100u
+#define END_POLLS 20000u
+
 /** A row of the fold. */
 struct fold_row {
     uint32_t index;
     uint32_t token;
     uint32_t head;
+    uint32_t sequence;
     uint32_t live; /**< chunks with a state */
     float offset;
 };
@@ -27,16 +31,39 @@ PTX_FN bool read_fold_row(const attend_params &p, uint32_t index, fold_row &row)
     row.head = index % p.q_heads;
     const cuda_query query = p.queries[index];
     const cuda_sequence sequence = p.sequences[query.sequence];
+    row.sequence = (uint32_t)query.sequence;
     row.live = cuda_live_chunks(&p, sequence.kv_len);
     row.offset = query.offset;
     return row.token - (uint32_t)sequence.q_first < (uint32_t)sequence.q_len;
 }
 
-/** The same at the beginning of the step: before the chunks are there, if that may be. */
+/** Waits until all states of a row of a good sequence are there; all threads of the block call it. Units that have not
+ *  ended are at work: the main step lets this one in when its last block has begun. After END_POLLS it waits for all of
+ *  that step: lengths that change during a call, which nobody may do, must not hang it. */
+PTX_FN void wait_for_states(const attend_params &p, const fold_row &row)
+{
+    if (threadIdx.x == 0) {
+        const uint32_t *ends = p.ends + row.sequence * p.kv_heads + row.head / p.group_rows;
+        uint32_t polls = 0;
+        while (ptx_load_acquire(ends) < row.live && polls++ < END_POLLS) {
+            ptx_sleep(END_POLL_NANOSECONDS);
+        }
+        if (polls > END_POLLS) {
+            ptx_grid_wait();
+        }
+    }
+    __syncthreads();
+}
+
+/** The same at the beginning of the step: before the chunks are there, if that may be. Returns when they are. */
 PTX_FN bool begin_fold_row(const attend_params &p, uint32_t index, fold_row &row)
 {
     bool good = p.folds_early && read_fold_row(p, index, row);
-    ptx_grid_wait();
+    if (!p.counts_ends) {
+        ptx_grid_wait();
+    } else if (good) {
+        wait_for_states(p, row);
+    }
     ptx_grid_release();
     if (!p.folds_early) {
         good = read_fold_row(p, index, row);
