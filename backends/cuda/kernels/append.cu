@@ -17,16 +17,18 @@
 #define THREADS 128u
 #define WARPS (THREADS / WARP_LANES)
 #define RECIPE_DIM 128u /* head dimension that has kernels of its own */
-#define SLOTS 3u        /* of a lane: two passes are on their way while one is quantized */
+#define APPEND_GROUPS_MAX 8u
+#define APPEND_TOKENS_MAX (APPEND_GROUPS_MAX * GROUP_TOKENS) /* of a block */
+#define SLOTS 3u /* of a lane: two passes are on their way while one is quantized */
 /* Inputs beyond X (NUM 3.1) show after the transforms: the largest of a run of n numbers does not get smaller by the
  * butterflies, but for rounding, nor by shifts; a centre up to X/4 takes at most that away. */
 #define CAREFUL_FROM (0.5f * NBL_INPUT_MAX)
 #define CENTER_SMALL_EXPONENT (NBL_E_MAX - 2)
 
 struct append_shared {
-    token_place places[TOKENS_MAX];
-    bool quad_is_whole[TOKENS_MAX / QUAD]; /* of V */
-    quad_lists lists[GROUPS_MAX];
+    token_place places[APPEND_TOKENS_MAX];
+    bool quad_is_whole[APPEND_TOKENS_MAX / QUAD]; /* of V */
+    quad_lists lists[APPEND_GROUPS_MAX];
     float reciprocals[RECIPROCALS];
     block_stats total;
     bool one_sequence;    /* of all tokens of the block: there are tables of it */
@@ -85,7 +87,7 @@ static __device__ __forceinline__ append_work work_of(const append_params &p, ui
 /* Places of all tokens of the block; none past the last one. */
 static __device__ void find_places(const append_params &p, const append_work &w, append_shared *s)
 {
-    for (uint32_t t = threadIdx.x; t < TOKENS_MAX; t += THREADS) {
+    for (uint32_t t = threadIdx.x; t < p.block_tokens; t += THREADS) {
         int64_t slot = t < w.count ? p.slots[w.first + t] : -1;
         token_place at = token_place_of_slot(&p.pages, slot, w.first + t, w.kind, w.head, w.dim, p.status);
         if (w.kind == NBL_KIND_K && p.centering && t < w.count) {
@@ -100,17 +102,10 @@ static __device__ bool center_is_large(const block16_centering &c)
     return c.codes != NULL && nbl_e8m0_decode_slot(*c.exponent) > CENTER_SMALL_EXPONENT;
 }
 
-/* After find_places and a barrier: lists of V, tables of K. */
-static __device__ void prepare(const append_params &p, const append_work &w, append_shared *s)
+/* After find_places and a barrier: tables of K. */
+static __device__ void fill_tables(const append_params &p, const append_work &w, append_shared *s)
 {
-    if (w.kind == NBL_KIND_V) {
-        for (uint32_t g = threadIdx.x / WARP_LANES; g < GROUPS_MAX; g += WARPS) {
-            quad_lists_fill(&s->lists[g], &s->places[g * GROUP_TOKENS]);
-        }
-        if (threadIdx.x < TOKENS_MAX / QUAD) {
-            s->quad_is_whole[threadIdx.x] = quad_is_whole(&s->places[threadIdx.x * QUAD]);
-        }
-    } else if (p.centering) {
+    if (p.centering) {
         int32_t sequence = s->places[0].sequence;
         bool one = sequence == s->places[w.count - 1u].sequence;
         block16_centering c =
@@ -123,6 +118,25 @@ static __device__ void prepare(const append_params &p, const append_work &w, app
             s->is_center_large = one && center_is_large(c);
         }
     }
+}
+
+/* What all threads find out together before the first vector; ends with a barrier. The usual way asks for its first
+ * vectors before that. */
+static __device__ __forceinline__ void prepare(const append_params &p, const append_work &w, bool lists,
+                                               append_shared *s)
+{
+    find_places(p, w, s);
+    __syncthreads();
+    if (w.kind == NBL_KIND_K) {
+        fill_tables(p, w, s);
+    } else if (lists) {
+        for (uint32_t g = threadIdx.x / WARP_LANES; g < p.block_tokens / GROUP_TOKENS; g += WARPS) {
+            quad_lists_fill(&s->lists[g], &s->places[g * GROUP_TOKENS]);
+        }
+    } else if (threadIdx.x < p.block_tokens / QUAD) {
+        s->quad_is_whole[threadIdx.x] = quad_is_whole(&s->places[threadIdx.x * QUAD]);
+    }
+    __syncthreads();
 }
 
 /* Row of token t of the block in the input. */
@@ -313,7 +327,8 @@ static __device__ void append_pass(const append_params &p, const append_work &w,
     codes32 q;
     bool has_vector = w.team.vector < w.team.per_warp;
     uint32_t token = u.token + (has_vector ? w.team.vector : 0u);
-    const token_place at = s->places[token];
+    token_place at = s->places[token];
+    at.format = FAMILY == FAMILY_INT8 ? (uint32_t)NBL_INT8 : at.format;
     bool active = has_vector && at.codes != NULL;
     block16_centering own = own_centering(p, w, s, token, active);
     const uint8_t *slot = slots + threadIdx.x % WARP_LANES * slot_bytes(w.in.dtype);
@@ -350,21 +365,20 @@ static __device__ void append_usual_all(const append_params &p, append_shared *s
         w.team = team32_of(RECIPE_DIM);
         w.in.dtype = NBL_BF16;
     }
-    w.has_tables = KIND == NBL_KIND_K && s->one_sequence;
     append_usual u = usual_of(p, w);
     uint32_t pass_slots = THREADS * slot_bytes(w.in.dtype);
-    uint8_t *slots = u.slots;
     for (uint32_t i = 0; i < SLOTS - 1u; ++i) {
         fetch(w, &u);
     }
+    prepare(p, w, false, s);
+    w.has_tables = KIND == NBL_KIND_K && s->one_sequence;
 #pragma unroll 1
     for (; u.token < w.count; u.token += u.step) {
         __syncwarp(); /* nobody reads the slot that is fetched into any more */
         fetch(w, &u);
         ptx_cp_async_wait<SLOTS - 1>();
         __syncwarp();
-        append_pass<FAMILY, STEPS>(p, w, s, u, slots);
-        slots = slots == u.slots + (SLOTS - 1u) * pass_slots ? u.slots : slots + pass_slots;
+        append_pass<FAMILY, STEPS>(p, w, s, u, u.slots + u.fetch.slot * pass_slots); /* the oldest one */
     }
 }
 
@@ -437,9 +451,10 @@ static __device__ void append_vectors(const append_params &p, const append_work 
 
 /* All tokens of the block. */
 template <uint32_t FAMILY>
-static __device__ __forceinline__ void append_general_all(const append_params &p, const append_work &w,
-                                                          append_shared *s)
+static __device__ __forceinline__ void append_general_all(const append_params &p, append_work w, append_shared *s)
 {
+    prepare(p, w, true, s);
+    w.has_tables = s->one_sequence;
     bool careful = s->is_center_large;
     uint32_t warp = threadIdx.x / WARP_LANES;
     uint32_t step = min(GROUP_TOKENS, WARPS * w.team.per_warp); /* tokens of a pass */
@@ -463,7 +478,7 @@ static __device__ __forceinline__ void append_general_all(const append_params &p
 enum append_way {
     WAY_RECIPES, /* the usual way, for bf16 and what recipes are at head dimension 128: formats of one family */
     WAY_USUAL,
-    WAY_GENERAL /* also for few tokens: code that runs once had better be short */
+    WAY_GENERAL /* also for few tokens of several sequences, which the usual way takes slowly */
 };
 
 /* The usual way with the instance for the block's vectors. */
@@ -474,6 +489,8 @@ static __device__ void append_usual_of(const append_params &p, uint32_t hadamard
         append_usual_all<FAMILY, KIND, STEPS_ANY>(p, s);
     } else if (FAMILY == FAMILY_MXFP4 && (KIND == NBL_KIND_K || hadamard == 32u)) {
         append_usual_all<FAMILY, KIND, 0>(p, s);
+    } else if (FAMILY == FAMILY_MXFP4) { /* all int8: see is_usual */
+        append_usual_all<FAMILY_INT8, KIND, 2>(p, s);
     } else {
         append_usual_all<FAMILY, KIND, 2>(p, s);
     }
@@ -496,14 +513,9 @@ static __global__ void __launch_bounds__(THREADS, blocks_of(FAMILY, WAY))
         s.one_sequence = s.is_center_large = false;
     }
     reciprocals_fill(s.reciprocals);
-    find_places(p, w, &s);
     if (p.centering && blockIdx.x + blockIdx.y == 0) {
         check_indptr(p.seq_indptr, p.batch, p.tokens, 1, p.status);
     }
-    __syncthreads();
-    prepare(p, w, &s);
-    __syncthreads();
-    w.has_tables = s.one_sequence;
     if (WAY == WAY_GENERAL) {
         append_general_all<FAMILY>(p, w, &s);
     } else if (w.kind == NBL_KIND_K) {
@@ -520,7 +532,7 @@ static __global__ void __launch_bounds__(THREADS, blocks_of(FAMILY, WAY))
     }
 }
 
-#define FEW_TOKENS 64u
+#define FEW_TOKENS 64u /* of several sequences */
 
 /* 1 if vectors can go the usual way; trades: lanes trade blocks of 16, which those of E2M1 codes are not to. */
 static bool is_usual(const cuda_tensor *in, uint32_t dim, uint32_t hadamard, bool may_be_mxfp4)
@@ -539,7 +551,8 @@ static bool is_recipe(const append_params *p, uint32_t family)
 static void (*kernel_of(const append_params *p))(const append_params)
 {
     uint32_t family = family_of(&p->pages);
-    if (p->tokens <= FEW_TOKENS || !is_usual(&p->k, p->k_dim, p->k_hadamard, any_mxfp4(p->pages, NBL_KIND_K)) ||
+    bool is_few = p->tokens <= FEW_TOKENS && p->centering && p->batch > 1u;
+    if (is_few || !is_usual(&p->k, p->k_dim, p->k_hadamard, any_mxfp4(p->pages, NBL_KIND_K)) ||
         !is_usual(&p->v, p->v_dim, p->v_hadamard, any_mxfp4(p->pages, NBL_KIND_V))) {
         return append_kernel<FAMILY_ANY, WAY_GENERAL>;
     }
@@ -563,10 +576,10 @@ extern "C" cudaError_t nbl_cuda_append(const append_params *params, cudaStream_t
 {
     append_params p = *params;
     void (*kernel)(const append_params) = kernel_of(params);
-    p.block_tokens = block_tokens_for(p.tokens, p.kv_heads, p.processors);
+    p.block_tokens = block_tokens_for(p.tokens, p.kv_heads, p.processors, APPEND_GROUPS_MAX);
     p.slots_at = shared_before_slots(&p);
     uint32_t shared = p.slots_at + SLOTS * THREADS * slot_bytes(p.k.dtype); /* k and v have one type */
-    cudaError_t error = shared_memory_for((const void *)kernel, shared);
+    cudaError_t error = shared_memory_for((const void *)kernel, shared, sizeof(append_shared));
     if (error != cudaSuccess) {
         return error;
     }

@@ -8,12 +8,14 @@
  * is then computed by all teams alike, so that every thread knows it for its own elements.
  */
 #include "../ops.h"
-#include "../tile/block16.cuh"
+#include "../tile/vector32.cuh"
 #include "rowsum.h"
 
 #define CENTER_TOKENS_MIN 32u
 #define CENTER_TOKENS_MAX 1024u
 #define THREADS_MAX (NBL_PARTIAL_SUMS * BLOCK16_TEAM_MAX)
+#define AHEAD 4u /* tokens of a thread that are on their way */
+#define AHEAD_BYTES (2u * BLOCK16)
 #define HALF_EXPONENT_BIAS 128 /* makes the s of NUM 4.5 positive */
 
 /* A block's sequence and head, and a thread's place in it. */
@@ -28,17 +30,78 @@ struct work {
     float (*sums)[NBL_DIM_PADDED_MAX];
 };
 
-/* The thread's elements of K of a token, sanitized (NUM 3.1). */
-static __device__ void load(const append_params &p, const work &w, uint32_t token, float (&x)[BLOCK16])
+/* Row of token t of the sequence. */
+static __device__ const uint8_t *row_of(const append_params &p, const work &w, uint32_t t)
+{
+    return p.k.data + (int64_t)(w.first + t) * p.k.stride[0] + (int64_t)w.head * p.k.stride[1];
+}
+
+/* 1 if tokens can be asked for ahead, into the memory of the sums, which are not needed then. */
+static __device__ bool goes_ahead(const append_params &p, const work &w)
+{
+    return tensor_is_wide(&p.k) && p.k.dtype != NBL_F32 && (w.b + 1u) * BLOCK16 <= p.k_dim &&
+           AHEAD * AHEAD_BYTES * blockDim.x <= sizeof(float) * NBL_PARTIAL_SUMS * NBL_DIM_PADDED_MAX;
+}
+
+/* The thread's place for elements of token t. */
+static __device__ uint8_t *ahead_of(const work &w, uint32_t t)
+{
+    return (uint8_t *)w.sums + (t / NBL_PARTIAL_SUMS % AHEAD * blockDim.x + threadIdx.x) * AHEAD_BYTES;
+}
+
+/* Begins to load token t, if there is one. */
+static __device__ void fetch(const append_params &p, const work &w, uint32_t t)
+{
+    if (t < w.n) {
+        const uint8_t *from = row_of(p, w, t) + w.b * AHEAD_BYTES;
+        const uint32_t to = ptx_shared_address(ahead_of(w, t));
+        ptx_cp_async_16_zfill(to, from, 16);
+        ptx_cp_async_16_zfill(to + 16u, from + 16, 16);
+    }
+    ptx_cp_async_commit();
+}
+
+/* NUM 3.1 on every element. One comparison tells whether there is anything to do, which is rare. */
+static __device__ void sanitize(float (&x)[BLOCK16])
 {
     block16_counts ignored = {0, 0, 0};
-    const uint8_t *row = p.k.data + (int64_t)token * p.k.stride[0] + (int64_t)w.head * p.k.stride[1];
-    block16_read(&p.k, row, 2, p.k_dim, w.b, x);
-    block16_sanitize(x, &ignored);
+    if (block16_amax_bits(x) > nbl_bits_of(NBL_INPUT_MAX)) {
+        block16_sanitize(x, &ignored);
+    }
+}
+
+/* add(x, is_there) with the thread's elements of its tokens in order, sanitized (NUM 3.1); is_there is false past the
+ * last one. All threads go through the same number of steps. */
+template <typename ADD>
+static __device__ __forceinline__ void each_token(const append_params &p, const work &w, const ADD &add)
+{
+    const bool is_ahead = goes_ahead(p, w);
+    for (uint32_t i = 0; i + 1u < AHEAD && is_ahead; ++i) {
+        fetch(p, w, w.r + i * NBL_PARTIAL_SUMS);
+    }
+#pragma unroll 1
+    for (uint32_t t = w.r; t - w.r < w.n; t += NBL_PARTIAL_SUMS) {
+        float x[BLOCK16] = {};
+        if (is_ahead) {
+            fetch(p, w, t + (AHEAD - 1u) * NBL_PARTIAL_SUMS);
+            ptx_cp_async_wait<AHEAD - 1>();
+            const uint4 *from = (const uint4 *)(const void *)ahead_of(w, t);
+            if (p.k.dtype == NBL_BF16) {
+                take_halves<true>(from, x, BLOCK16 / 8u);
+            } else {
+                take_halves<false>(from, x, BLOCK16 / 8u);
+            }
+        } else if (t < w.n) {
+            block16_read(&p.k, row_of(p, w, t), 2, p.k_dim, w.b, x);
+        }
+        sanitize(x);
+        add(x, t < w.n);
+    }
+    __syncthreads(); /* sums may be written now */
 }
 
 /* mean[d] = fl(tree(S) * fl(1/n)) of the partial sums that the teams hold (NUM 4.2). */
-static __device__ void mean_of(const work &w, float (&sums)[BLOCK16])
+static __device__ void mean_of(const work &w, const float (&sums)[BLOCK16], float (&mean)[BLOCK16])
 {
     float inverse = 1.0f / (float)w.n;
 #pragma unroll
@@ -53,7 +116,7 @@ static __device__ void mean_of(const work &w, float (&sums)[BLOCK16])
         for (uint32_t k = 0; k < NBL_PARTIAL_SUMS; ++k) {
             s[k] = w.sums[k][w.b * BLOCK16 + i];
         }
-        sums[i] = nbl_sum_tree(s) * inverse;
+        mean[i] = nbl_sum_tree(s) * inverse;
     }
     __syncthreads();
 }
@@ -62,50 +125,35 @@ static __device__ void mean_of(const work &w, float (&sums)[BLOCK16])
 static __device__ void mean_plain(const append_params &p, const work &w, float (&mean)[BLOCK16])
 {
     float sums[BLOCK16] = {};
-    for (uint32_t t = w.r; t < w.n; t += NBL_PARTIAL_SUMS) {
-        float x[BLOCK16];
-        load(p, w, w.first + t, x);
+    each_token(p, w, [&](const float(&x)[BLOCK16], bool is_there) {
 #pragma unroll
         for (uint32_t i = 0; i < BLOCK16; ++i) {
-            sums[i] += x[i];
+            sums[i] = is_there ? sums[i] + x[i] : sums[i];
         }
-    }
-    mean_of(w, sums);
-#pragma unroll
-    for (uint32_t i = 0; i < BLOCK16; ++i) {
-        mean[i] = sums[i];
-    }
+    });
+    mean_of(w, sums, mean);
 }
 
 /* Mean squares of the tokens around `about` (NUM 4.5), in place. */
 static __device__ void mean_squares(const append_params &p, const work &w, float (&about)[BLOCK16])
 {
     float sums[BLOCK16] = {};
-    for (uint32_t t = w.r; t < w.n; t += NBL_PARTIAL_SUMS) {
-        float x[BLOCK16];
-        load(p, w, w.first + t, x);
+    each_token(p, w, [&](const float(&x)[BLOCK16], bool is_there) {
 #pragma unroll
         for (uint32_t i = 0; i < BLOCK16; ++i) {
             float e = x[i] - about[i];
-            sums[i] = nbl_fma(e, e, sums[i]);
+            sums[i] = is_there ? nbl_fma(e, e, sums[i]) : sums[i];
         }
-    }
-    mean_of(w, sums);
-#pragma unroll
-    for (uint32_t i = 0; i < BLOCK16; ++i) {
-        about[i] = sums[i];
-    }
+    });
+    mean_of(w, sums, about);
 }
 
-/* Means of the shifted and rotated tokens (NUM 4.2); all threads go through the same number of steps. */
+/* Means of the shifted and rotated tokens (NUM 4.2). */
 static __device__ void mean_transformed(const append_params &p, const work &w, const uint8_t (&shifts)[BLOCK16],
                                         float (&mean)[BLOCK16])
 {
     float sums[BLOCK16] = {};
-    for (uint32_t t = 0; t < w.n; t += NBL_PARTIAL_SUMS) {
-        float x[BLOCK16];
-        bool has_token = t + w.r < w.n;
-        load(p, w, w.first + (has_token ? t + w.r : 0u), x);
+    each_token(p, w, [&](float(&x)[BLOCK16], bool is_there) {
 #pragma unroll
         for (uint32_t i = 0; i < BLOCK16; ++i) {
             x[i] *= nbl_pow2(shifts[i]);
@@ -113,14 +161,10 @@ static __device__ void mean_transformed(const append_params &p, const work &w, c
         block16_hadamard(x, w.b, p.k_hadamard);
 #pragma unroll
         for (uint32_t i = 0; i < BLOCK16; ++i) {
-            sums[i] = has_token ? sums[i] + x[i] : sums[i];
+            sums[i] = is_there ? sums[i] + x[i] : sums[i];
         }
-    }
-    mean_of(w, sums);
-#pragma unroll
-    for (uint32_t i = 0; i < BLOCK16; ++i) {
-        mean[i] = sums[i];
-    }
+    });
+    mean_of(w, sums, mean);
 }
 
 /* u[d] from the mean squares v[d] (NUM 4.5). */
@@ -188,7 +232,7 @@ static __device__ void compute_center(const append_params &p, const work &w, uin
 
 static __global__ void __launch_bounds__(THREADS_MAX) center_kernel(const __grid_constant__ append_params p)
 {
-    __shared__ float sums[NBL_PARTIAL_SUMS][NBL_DIM_PADDED_MAX];
+    __shared__ alignas(16) float sums[NBL_PARTIAL_SUMS][NBL_DIM_PADDED_MAX];
     __shared__ uint32_t slot;
     int32_t first = p.seq_indptr[blockIdx.x];
     int32_t end = p.seq_indptr[blockIdx.x + 1u];

@@ -170,9 +170,9 @@ extern "C" cudaError_t nbl_cuda_gather(const gather_params *params, cudaStream_t
 {
     gather_params p = *params;
     uint32_t dtype = p.k.data != NULL ? p.k.dtype : p.v.dtype; /* k and v have one type */
-    p.block_tokens = block_tokens_for(p.tokens, p.kv_heads, p.processors);
+    p.block_tokens = block_tokens_for(p.tokens, p.kv_heads, p.processors, GROUPS_MAX);
     uint32_t shared = THREADS * slot_bytes(dtype) + p.block_tokens * stage_row_bytes(p.v_dim);
-    cudaError_t error = shared_memory_for((const void *)gather_kernel, shared);
+    cudaError_t error = shared_memory_for((const void *)gather_kernel, shared, sizeof(gather_shared));
     if (error != cudaSuccess) {
         return error;
     }

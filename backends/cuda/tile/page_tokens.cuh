@@ -54,11 +54,12 @@ CUDA_DEVICE int64_t page_of_slot(int64_t slot, uint32_t page_tokens)
 #define GROUPS_MAX 4u
 #define TOKENS_MAX (GROUPS_MAX * GROUP_TOKENS) /* of a block */
 
-/** Tokens of a block, in whole groups: as many as leave every multiprocessor several blocks. */
-static inline uint32_t block_tokens_for(uint32_t tokens, uint32_t kv_heads, uint32_t processors)
+/** Tokens of a block, in whole groups: as many as leave every multiprocessor several blocks,
+ *  up to groups_max. */
+static inline uint32_t block_tokens_for(uint32_t tokens, uint32_t kv_heads, uint32_t processors, uint32_t groups_max)
 {
     uint32_t groups = (tokens + GROUP_TOKENS - 1u) / GROUP_TOKENS * kv_heads * 2u / (8u * processors);
-    return GROUP_TOKENS * min(max(groups, 1u), GROUPS_MAX);
+    return GROUP_TOKENS * min(max(groups, 1u), groups_max);
 }
 
 /** Place of a slot; a bad one other than -1 is reported. */

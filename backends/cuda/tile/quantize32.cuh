@@ -339,8 +339,9 @@ CUDA_DEVICE float mxfp4_error(const float *x, int32_t e, int32_t e0, float error
     return error;
 }
 
-/* The MSE rule for `halves` halves of a lane from `x` on; e0 is OPTIMAL's exponent. */
-CUDA_DEVICE int32_t mxfp4_exponent_mse(const float *x, uint32_t halves, int32_t e0)
+/* The MSE rule for `halves` halves of a lane from `x` on; e0 is OPTIMAL's exponent. No recipe has this rule, and so it
+ * is a function of its own, on elements in local memory. */
+static __device__ __noinline__ int32_t mxfp4_exponent_mse(const float *x, uint32_t halves, int32_t e0)
 {
     int32_t best = 0;
     float best_error = 0.0f;
@@ -363,7 +364,12 @@ CUDA_DEVICE int32_t mxfp4_exponent_mse(const float *x, uint32_t halves, int32_t 
 CUDA_DEVICE int32_t mxfp4_exponent(const float *x, uint32_t halves, float amax, uint32_t rule)
 {
     if (rule == NBL_RULE_MSE && amax != 0.0f) {
-        return mxfp4_exponent_mse(x, halves, nbl_exponent_for(amax, 7.25f, NBL_BLOCK_E_MIN, NBL_BLOCK_E_MAX));
+        float y[VECTOR32];
+#pragma unroll
+        for (uint32_t i = 0; i < VECTOR32; ++i) {
+            y[i] = i < halves * BLOCK16 ? x[i] : 0.0f;
+        }
+        return mxfp4_exponent_mse(y, halves, nbl_exponent_for(amax, 7.25f, NBL_BLOCK_E_MIN, NBL_BLOCK_E_MAX));
     }
     return nbl_mxfp4_block_exponent(&amax, 1, rule == NBL_RULE_MSE ? NBL_RULE_OPTIMAL : rule);
 }

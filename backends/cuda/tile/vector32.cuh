@@ -21,7 +21,7 @@
 #define WARP_LANES 32u
 #define GROUP_TOKENS 32u /* tokens that a block works on at a time */
 
-#define SHARED_WITHOUT_ASKING (40u << 10) /* 48 KB less what a kernel declares */
+#define SHARED_WITHOUT_ASKING (48u << 10)
 
 /** Blocks of 128 threads that kernels leave out of a multiprocessor on targets whose code needs more registers. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
@@ -30,10 +30,10 @@
 #define BLOCKS_FEWER 0u
 #endif
 
-/** Lets a kernel have that much dynamic shared memory. */
-static inline cudaError_t shared_memory_for(const void *kernel, uint32_t bytes)
+/** Lets a kernel have that much dynamic shared memory beside what it declares. */
+static inline cudaError_t shared_memory_for(const void *kernel, uint32_t bytes, uint32_t declared)
 {
-    return bytes <= SHARED_WITHOUT_ASKING
+    return bytes + declared <= SHARED_WITHOUT_ASKING
                ? cudaSuccess
                : cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
 }
@@ -350,14 +350,32 @@ CUDA_DEVICE void vector32_center(float (&x)[VECTOR32], const channel_tables *tab
     }
 }
 
+/* Eight bytes of a sequence's shifts or centre, from element d on, and zeros past the dimension, a multiple of 8. */
+CUDA_DEVICE uint2 channels8(const uint8_t *from, uint32_t dim, uint32_t d)
+{
+    uint2 out = make_uint2(0, 0);
+    if (d < dim && ((uint64_t)from & 7u) == 0) {
+        return *(const uint2 *)(const void *)(from + d);
+    }
+#pragma unroll 1
+    for (uint32_t j = 0; d < dim && j < 4u; ++j) {
+        out.x |= (uint32_t)from[d + j] << (8u * j);
+        out.y |= (uint32_t)from[d + 4u + j] << (8u * j);
+    }
+    return out;
+}
+
 /** x * 2^(sign * u) straight from the shifts of a sequence, where a block has more than one. */
 CUDA_DEVICE void vector32_scale_from(float (&x)[VECTOR32], const uint8_t *shifts, uint32_t dim, uint32_t b,
                                      int32_t sign)
 {
 #pragma unroll
-    for (uint32_t i = 0; i < VECTOR32; ++i) {
-        uint32_t d = b * VECTOR32 + i;
-        x[i] *= d < dim ? nbl_pow2(sign * (int32_t)(shifts[d] & NBL_SHIFT_MAX)) : 1.0f;
+    for (uint32_t g = 0; g < VECTOR32 / 8u; ++g) {
+        uint2 u = channels8(shifts, dim, b * VECTOR32 + 8u * g);
+#pragma unroll
+        for (uint32_t j = 0; j < 8u; ++j) {
+            x[8u * g + j] *= nbl_pow2(sign * (int32_t)((j < 4u ? u.x : u.y) >> (8u * (j % 4u)) & NBL_SHIFT_MAX));
+        }
     }
 }
 
@@ -367,9 +385,13 @@ CUDA_DEVICE void vector32_center_from(float (&x)[VECTOR32], const int8_t *codes,
 {
     float unit = sign * nbl_pow2(nbl_e8m0_decode_slot(exponent));
 #pragma unroll
-    for (uint32_t i = 0; i < VECTOR32; ++i) {
-        uint32_t d = b * VECTOR32 + i;
-        x[i] = nbl_fma(d < dim ? (float)codes[d] : 0.0f, unit, x[i]); /* the product is exact */
+    for (uint32_t g = 0; g < VECTOR32 / 8u; ++g) {
+        uint2 mu = channels8((const uint8_t *)codes, dim, b * VECTOR32 + 8u * g);
+#pragma unroll
+        for (uint32_t j = 0; j < 8u; ++j) {
+            float code = (float)(int8_t)((j < 4u ? mu.x : mu.y) >> (8u * (j % 4u)));
+            x[8u * g + j] = nbl_fma(code, unit, x[8u * g + j]); /* the product is exact */
+        }
     }
 }
 
