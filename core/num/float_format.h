@@ -163,6 +163,16 @@ NBL_FN uint8_t nbl_e4m3_adopt(uint8_t code, uint64_t *nan)
     return (code & 0x7fu) == 0 ? 0u : (uint8_t)(code - is_nan);
 }
 
+/** The same of the four codes of a word. */
+NBL_FN uint32_t nbl_e4m3_adopt4(uint32_t codes, uint32_t *nan)
+{
+    const uint32_t magnitudes = codes & 0x7f7f7f7fu;
+    const uint32_t are_nan = (magnitudes + 0x01010101u) >> 7 & 0x01010101u;
+    const uint32_t signs = (magnitudes + 0x7f7f7f7fu) & 0x80808080u; /* of those that are not zero */
+    *nan += are_nan * 0x01010101u >> 24;
+    return (codes - are_nan) & (signs | 0x7f7f7f7fu);
+}
+
 /** Its E4M3 block scale, whose sign bit tensor cores do not look at. */
 NBL_FN uint8_t nbl_nvfp4_scale_adopt(uint8_t byte, uint64_t *nan)
 {
@@ -173,6 +183,13 @@ NBL_FN uint8_t nbl_nvfp4_scale_adopt(uint8_t byte, uint64_t *nan)
 NBL_FN uint8_t nbl_e2m1_adopt(uint32_t code)
 {
     return code == 8u ? 0u : (uint8_t)code;
+}
+
+/** The same of the eight codes of a word. */
+NBL_FN uint32_t nbl_e2m1_adopt8(uint32_t codes)
+{
+    const uint32_t signs = ((codes & 0x77777777u) + 0x77777777u) & 0x88888888u; /* of those that are not zero */
+    return codes & (signs | 0x77777777u);
 }
 
 /** Value of element d of a float format. */

@@ -4,6 +4,7 @@
 #include "e2m1.h"
 #include "e4m3.h"
 #include "e8m0.h"
+#include "float_format.h"
 #include "test_num_data.h"
 
 #define SWEEP_STEP 4093u /* a prime: about 2^20 bit patterns of a float */
@@ -305,5 +306,28 @@ Test(num_codecs, halves_of_a_nan_are_nan)
             cr_assert_eq(bf16_encode(bits) & 0xffc0u, sign << 15 | 0x7fc0u, "bf16 of %08x: %04x", bits,
                          bf16_encode(bits));
         }
+    }
+}
+
+/* NUM 6.8: what is stored of a code of another program. */
+static uint32_t adopted_e4m3(uint32_t code)
+{
+    return (code & 0x7fu) == 0x7fu ? code - 1u : code == 0x80u ? 0u : code;
+}
+
+Test(num_codecs, codes_of_others_are_adopted_four_and_eight_at_a_time)
+{
+    for (uint32_t i = 0; i < 256u; ++i) {
+        for (uint32_t k = 0; k < 256u; ++k) { /* neighbours of every pair of codes */
+            uint32_t nan = 0;
+            uint32_t word = i | k << 8 | i << 16 | k << 24;
+            uint32_t a = adopted_e4m3(i), b = adopted_e4m3(k);
+            cr_assert(nbl_e4m3_adopt4(word, &nan) == (a | b << 8 | a << 16 | b << 24), "codes %02x %02x", i, k);
+            cr_assert(nan == 2u * (a == i - 1u) + 2u * (b == k - 1u), "codes %02x %02x: %u NaN", i, k, nan);
+        }
+    }
+    for (uint32_t i = 0; i < 256u; ++i) { /* every pair of nibbles, at every place */
+        uint32_t low = i % 16u == 8u ? 0u : i % 16u, high = i / 16u == 8u ? 0u : i / 16u;
+        cr_assert(nbl_e2m1_adopt8(i * 0x01010101u) == (low | high << 4) * 0x01010101u, "codes %02x", i);
     }
 }

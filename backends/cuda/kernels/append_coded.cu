@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file append_coded.cu
- * @brief append_coded: K and V that an engine has quantized, into pages (NUM 6.8). A thread has 32 elements of a
- * vector, which are whole bytes of a page in every format.
+ * @brief append_coded: K and V that an engine has quantized, into pages (NUM 6.8). A lane has 32 elements of a
+ * vector, which are whole bytes of a page in every format, and stores them as append does.
  */
 #include "../ops.h"
-#include "../tile/float16.cuh"
+#include "../tile/page_tokens.cuh"
+#include "float_format.h"
 
 #define THREADS 128u
-#define ELEMENTS 32u
+#define WARPS (THREADS / WARP_LANES)
+#define WORDS (VECTOR32 / 4u)                                 /* of a lane's codes */
+#define STAGE_BYTES (WARP_LANES * (VECTOR32 + STAGE_PADDING)) /* of a warp's rows, at most */
 
 namespace
 {
@@ -27,47 +30,102 @@ __device__ uint8_t scale_byte(const coded_params &p, const coded_side &side, uin
         .scales[(side.is_shared ? 0 : (int64_t)head * side.scale_stride[0]) + (int64_t)byte * side.scale_stride[1]];
 }
 
-/* Elements first.. of a vector; zeros past its end. */
-__device__ void read_codes(const coded_side &side, uint32_t token, uint32_t head, uint32_t first,
-                           uint8_t (&codes)[ELEMENTS], uint64_t *nan)
+/* The lane's codes in a row as they come, those past its end zeros: four in a word of 8-bit codes, else eight. */
+__device__ void read_codes(const coded_side &side, const uint8_t *row, uint32_t b, uint32_t (&words)[WORDS])
 {
-    const uint8_t *row = side.codes + (int64_t)token * side.code_stride[0] + (int64_t)head * side.code_stride[1];
+    const uint32_t count = nbl_layout_code_bits(side.format); /* words, in all 32 codes */
+    const uint32_t first = 4u * count * b, end = side.dim * count / 8u;
+    const int64_t stride = side.code_stride[2];
+    const uint8_t *from = row + (int64_t)first * stride;
+    if (stride == 1 && ((uint64_t)from & 15u) == 0 && first + 4u * count <= end) {
 #pragma unroll
-    for (uint32_t i = 0; i < ELEMENTS; ++i) {
-        const uint32_t d = first + i;
-        codes[i] = 0;
-        if (d < side.dim && side.format == NBL_NVFP4) {
-            codes[i] = nbl_e2m1_adopt((uint32_t)row[(int64_t)(d / 2u) * side.code_stride[2]] >> d % 2u * 4u & 15u);
-        } else if (d < side.dim) {
-            codes[i] = nbl_e4m3_adopt(row[(int64_t)d * side.code_stride[2]], nan);
+        for (uint32_t i = 0; i < WORDS / 4u; ++i) {
+            const uint4 v = 4u * i < count ? ((const uint4 *)(const void *)from)[i] : make_uint4(0, 0, 0, 0);
+            words[4u * i] = v.x;
+            words[4u * i + 1u] = v.y;
+            words[4u * i + 2u] = v.z;
+            words[4u * i + 3u] = v.w;
+        }
+        return;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < WORDS; ++i) {
+        words[i] = 0;
+        for (uint32_t j = 0; i < count && first + 4u * i < end && j < 4u; ++j) {
+            words[i] |= (uint32_t)from[(int64_t)(4u * i + j) * stride] << (8u * j);
         }
     }
 }
 
-/* 4-bit codes: those of a byte are 4 elements apart in K, 16 in V (F3, F4). */
-__device__ void write_codes(const block16_part &part, uint32_t token, uint32_t first, const uint8_t (&codes)[ELEMENTS])
+/* Nibbles in the order of their elements to a word of K (F3). */
+__device__ uint32_t word_of_nibbles(uint32_t nibbles)
+{
+    uint32_t low = nibbles & 0xffffu, high = nibbles >> 16;
+    low = (low | low << 8) & 0x00ff00ffu;
+    high = (high | high << 8) & 0x00ff00ffu;
+    return ((low | low << 4) & 0x0f0f0f0fu) | ((high | high << 4) & 0x0f0f0f0fu) << 4;
+}
+
+/* What is stored of codes read: words of K. */
+__device__ void adopt_codes(uint32_t format, uint32_t (&words)[WORDS], uint32_t *nan)
 {
 #pragma unroll
-    for (uint32_t i = 0; i < ELEMENTS; ++i) {
-        uint8_t *at = part.codes + block16_code_byte(&part, token, first + i);
-        if (nbl_layout_code_bits(part.format) == 8u) {
-            *at = codes[i];
-        } else if (block16_code_shift(&part, first + i) == 0) {
-            const uint8_t high = part.kind == NBL_KIND_K ? codes[(i + 4u) % ELEMENTS] : codes[(i + 16u) % ELEMENTS];
-            *at = (uint8_t)(codes[i] | high << 4);
-        }
+    for (uint32_t i = 0; i < WORDS; ++i) {
+        words[i] = format == NBL_NVFP4 ? word_of_nibbles(nbl_e2m1_adopt8(words[i])) : nbl_e4m3_adopt4(words[i], nan);
     }
 }
 
-__device__ void write_scales(const coded_params &p, const coded_side &side, const block16_part &part, uint32_t at,
-                             uint32_t head, uint32_t first, uint32_t token, uint64_t *nan)
+/* 1 if the tokens of the lane's four teams lie side by side as a whole quad of V (F4). All lanes call it. */
+__device__ bool lane_quad_is_whole(const token_place &at, const team32 &team)
 {
+    if (team.per_warp < QUAD) {
+        return false;
+    }
+    const uint32_t r = team.vector % QUAD, size = team.size;
+    const uint32_t first = (threadIdx.x % WARP_LANES - r * size) % WARP_LANES;
+    const uint64_t base = __shfl_sync(FULL_WARP, (uint64_t)at.codes, (int)first);
+    const bool fits = at.codes != NULL && at.stride == QUAD && base % QUAD == 0 && (uint64_t)at.codes == base + r;
+    const uint32_t quad = (1u | 1u << size | 1u << 2u * size | 1u << 3u * size) << first;
+    return (__ballot_sync(FULL_WARP, fits) & quad) == quad; /* of lanes without a vector it means nothing */
+}
+
+/* Codes to the page; V through the warp's rows. All lanes call it. */
+__device__ void write_codes(const token_place &at, const team32 &team, uint32_t kind, uint32_t dim, uint8_t *rows,
+                            const uint32_t (&words)[WORDS])
+{
+    const bool is_active = at.codes != NULL;
+    if (kind == NBL_KIND_K) {
+        if (is_active) {
+            write_k_codes(at, team.b, words);
+        }
+        return;
+    }
+    const uint32_t row_bytes = stage_row_bytes(dim), r = team.vector % QUAD;
+    uint8_t *row = rows + team.vector * row_bytes;
+    if (is_active) {
+        stage_v_codes(row, team.b, at.format, words);
+    }
+    const bool is_whole = lane_quad_is_whole(at, team);
+    __syncwarp();
+    if (is_active && is_whole) {
+        write_v_quad(at, row - r * row_bytes, row_bytes, team.b, r);
+    } else if (is_active) {
+        write_v_single(at, row, team.b);
+    }
+}
+
+/* Block scales of the lane's elements. */
+__device__ void write_block_scales(const coded_params &p, const coded_side &side, const token_place &place, uint32_t at,
+                                   uint32_t head, uint32_t first, uint32_t *nan)
+{
+    uint64_t counted = 0;
 #pragma unroll
-    for (uint32_t b = first / NBL_NVFP4_BLOCK; b < (first + ELEMENTS) / NBL_NVFP4_BLOCK; ++b) {
+    for (uint32_t b = first; b < first + VECTOR32 / NBL_NVFP4_BLOCK; ++b) {
         const bool is_there = b * NBL_NVFP4_BLOCK < side.dim;
-        part.scales[nbl_layout_scale_byte(part.page_tokens, b, token)] =
-            is_there ? nbl_nvfp4_scale_adopt(scale_byte(p, side, at, head, b), nan) : (uint8_t)0;
+        place.scales[b * place.plane_bytes] =
+            is_there ? nbl_nvfp4_scale_adopt(scale_byte(p, side, at, head, b), &counted) : (uint8_t)0;
     }
+    *nan += (uint32_t)counted;
 }
 
 /* The region that a token goes to, or NULL: nowhere, or a fault. */
@@ -89,35 +147,61 @@ __device__ const cuda_region *find_region(const coded_params &p, uint32_t token,
     return region;
 }
 
+/* Place of a token, or none. Where codes lie depends on their size alone, so those of 8 bits are called int8 here. */
+__device__ token_place find_place(const coded_params &p, const coded_side &side, uint32_t kind, uint32_t head,
+                                  uint32_t token)
+{
+    token_place at = {NULL, NULL, side.format, 0, 0, 0};
+    const int64_t slot = p.slots[token];
+    const cuda_region *region = find_region(p, token, slot);
+    if (region != NULL) {
+        const int64_t page = page_of_slot(slot, p.pages.page_tokens);
+        at = token_place_of(block16_part_at(&p.pages, region, (uint32_t)page, kind, head, side.dim),
+                            (uint32_t)(slot - page * p.pages.page_tokens));
+    }
+    at.format = nbl_layout_code_bits(side.format) == 8u ? NBL_INT8 : NBL_NVFP4;
+    return at;
+}
+
+/* A warp takes a few vectors of one head, K or V. */
 __global__ void __launch_bounds__(THREADS) append_coded_kernel(const __grid_constant__ coded_params p)
 {
-    const uint32_t kind = blockIdx.z, head = blockIdx.y;
+    __shared__ uint4 stage[WARPS][STAGE_BYTES / sizeof(uint4)];
+    __shared__ block_stats total;
+    const uint32_t kind = blockIdx.z, head = blockIdx.y, warp = threadIdx.x / WARP_LANES;
     const coded_side &side = p.sides[kind];
-    const uint32_t parts = nbl_layout_dim_padded(side.dim) / ELEMENTS;
-    const uint64_t index = (uint64_t)blockIdx.x * THREADS + threadIdx.x;
-    const uint32_t at = (uint32_t)(index / parts), first = (uint32_t)(index % parts) * ELEMENTS;
-    if (side.codes == NULL || index / parts >= p.tokens) {
+    if (side.codes == NULL) {
         return;
     }
-    const int64_t slot = p.slots[at];
-    const cuda_region *region = find_region(p, at, slot);
-    if (region == NULL) {
+    if (threadIdx.x == 0) {
+        total = block_stats{0, 0, 0, 0, 0};
+    }
+    __syncthreads();
+    const team32 team = team32_of(side.dim);
+    const uint32_t at = (blockIdx.x * WARPS + warp) * team.per_warp + team.vector;
+    token_place place = {NULL, NULL, side.format, 0, 0, 0};
+    uint32_t words[WORDS] = {0};
+    uint32_t nan = 0;
+    if (team.vector < team.per_warp && at < p.tokens) {
+        place = find_place(p, side, kind, head, at);
+    }
+    if (place.codes != NULL) {
+        read_codes(side, side.codes + (int64_t)at * side.code_stride[0] + (int64_t)head * side.code_stride[1], team.b,
+                   words);
+        adopt_codes(side.format, words, &nan);
+    }
+    write_codes(place, team, kind, side.dim, (uint8_t *)(void *)stage[warp], words);
+    if (place.codes != NULL && side.format == NBL_NVFP4) {
+        write_block_scales(p, side, place, at, head, team.b * (VECTOR32 / NBL_NVFP4_BLOCK), &nan);
+    }
+    if (p.stats == NULL) {
         return;
     }
-    const uint32_t page = (uint32_t)(slot / p.pages.page_tokens), token = (uint32_t)(slot % p.pages.page_tokens);
-    const block16_part part = block16_part_at(&p.pages, region, page, kind, head, side.dim);
-    uint8_t codes[ELEMENTS];
-    uint64_t nan = 0;
-    read_codes(side, at, head, first, codes, &nan);
-    write_codes(part, token, first, codes);
-    if (side.format == NBL_NVFP4) {
-        write_scales(p, side, part, at, head, first, token, &nan);
-    }
-    if (p.stats != NULL && nan > 0) {
-        atomicAdd((unsigned long long *)&p.stats->nan_inputs, (unsigned long long)nan);
-    }
-    if (p.stats != NULL && first == 0) {
-        atomicAdd((unsigned long long *)&p.stats->vectors, 1ull);
+    add_block(&total.nan_inputs, nan);
+    add_block(&total.vectors, place.codes != NULL && team.b == 0);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        block_stats_flush(total, p.stats);
     }
 }
 
@@ -126,8 +210,7 @@ __global__ void __launch_bounds__(THREADS) append_coded_kernel(const __grid_cons
 extern "C" cudaError_t nbl_cuda_append_coded(const coded_params *p, cudaStream_t stream)
 {
     const uint32_t dim = max(p->sides[NBL_KIND_K].dim, p->sides[NBL_KIND_V].dim);
-    const uint64_t threads = (uint64_t)p->tokens * (nbl_layout_dim_padded(dim) / ELEMENTS);
-    append_coded_kernel<<<dim3((uint32_t)((threads + THREADS - 1u) / THREADS), p->kv_heads, 2), THREADS, 0, stream>>>(
-        *p);
+    const uint32_t tokens = WARPS * team32_per_warp(dim); /* of a block */
+    append_coded_kernel<<<dim3((p->tokens + tokens - 1u) / tokens, p->kv_heads, 2), THREADS, 0, stream>>>(*p);
     return cudaGetLastError();
 }
