@@ -150,12 +150,6 @@ PTX_FN visible_range range_of(const attend_params &p, const place &w, uint32_t r
     return row < w.rows ? visible_range_of(p, w.kv_len, (int64_t)w.kv_len - w.q_len + token_of(p, w, row)) : none;
 }
 
-/* Row i of those whose products the lane gets. */
-template <int RPL> PTX_FN uint32_t lane_row(uint32_t t, int i)
-{
-    return RPL == 1 ? t : RPL * t + (uint32_t)i;
-}
-
 /* ---------------------------------------------------------------------------------------------- loading */
 
 /* Where the codes of one kind of the warp's group lie. */
@@ -309,9 +303,7 @@ PTX_FN void add_values(const place &w, tile_memory<D, RPL> &m, const uint8_t *co
         for (int e = 0; e < 2; ++e) {
 #pragma unroll
             for (int i = 0; i < RPL; ++i) {
-                const int32_t low = RPL == 1 ? acc[0][n][2 * e] : acc[0][n][2 * e + i];
-                const int32_t high = RPL == 1 ? acc[0][n][2 * e + 1] : acc[RPL - 1][n][2 * e + i];
-                atomicAdd(&m.sums[lane_row<RPL>(t, i)][16 * n + 2 * g + e], (low >> 4) + high);
+                atomicAdd(&m.sums[lane_row<RPL>(t, i)][16 * n + 2 * g + e], value_sum<RPL>(acc, n, e, i));
             }
         }
     }
