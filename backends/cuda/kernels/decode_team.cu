@@ -23,6 +23,7 @@
 #include "../tile/decode_keys.cuh"
 #include "../tile/decode_load.cuh"
 #include "../tile/decode_scales.cuh"
+#include "../tile/decode_shape.cuh"
 #include "../tile/decode_softmax.cuh"
 #include "../tile/decode_unit.cuh"
 #include "../tile/decode_values.cuh"
@@ -364,43 +365,24 @@ template <int D, int RPL> cudaError_t allow_shared(uint32_t most)
                : cudaSuccess;
 }
 
-template <int D> uint32_t bytes_of(int few)
-{
-    return few ? sizeof(team_memory<D, 1>) : sizeof(team_memory<D, 2>);
-}
-
 } // namespace
 
 extern "C" cudaError_t nbl_cuda_team_open(uint32_t shared_bytes)
 {
-    cudaError_t (*const all[])(uint32_t) = {allow_shared<64, 1>,  allow_shared<64, 2>,  allow_shared<128, 1>,
-                                            allow_shared<128, 2>, allow_shared<256, 1>, allow_shared<256, 2>};
-    cudaError_t error = cudaSuccess;
-    for (uint32_t i = 0; i < sizeof all / sizeof all[0] && error == cudaSuccess; ++i) {
-        error = all[i](shared_bytes);
-    }
-    return error;
+    return for_decode_shapes([=](auto shape) { return allow_shared<shape.dim, shape.rows>(shared_bytes); });
 }
 
 extern "C" int nbl_cuda_team_supports(const attend_params *p)
 {
     const uint64_t units = (uint64_t)p->batch * p->kv_heads * p->chunks;
-    const int few = p->q_len_max * p->group_rows <= 4u;
     if (units == 0 || units > CHUNKS_PER_PROCESSOR * (uint64_t)p->processors || !nbl_cuda_decode_supports(p)) {
         return 0;
     }
-    const uint32_t bytes = p->k_dim == 64u    ? bytes_of<64>(few)
-                           : p->k_dim == 128u ? bytes_of<128>(few)
-                                              : bytes_of<256>(few);
-    return bytes <= p->shared_bytes;
+    return with_decode_shape(p, [=](auto shape) { return sizeof(team_memory<shape.dim, shape.rows>); }) <=
+           p->shared_bytes;
 }
 
 extern "C" cudaError_t nbl_cuda_attend_team(const attend_params *p, cudaStream_t stream)
 {
-    const int few = p->q_len_max * p->group_rows <= 4u;
-    switch (p->k_dim) {
-    case 64: return few ? launch<64, 1>(p, stream) : launch<64, 2>(p, stream);
-    case 128: return few ? launch<128, 1>(p, stream) : launch<128, 2>(p, stream);
-    default: return few ? launch<256, 1>(p, stream) : launch<256, 2>(p, stream);
-    }
+    return with_decode_shape(p, [=](auto shape) { return launch<shape.dim, shape.rows>(p, stream); });
 }
