@@ -41,21 +41,7 @@ template <int D, int RPL> struct shape {
 constexpr uint32_t RESERVED_BYTES = 1024; /* of a block's shared memory, for the system */
 constexpr uint32_t DEFAULT_BYTES = 49152; /* that a block may have without being asked */
 
-/* ---------------------------------------------------------------------------------------------- queries and states */
-
-/* Q as the B operand: codes 8(4s + t)..+7 of k-step s for the lane's column. */
-template <int D, int RPL, bool PAIRED>
-PTX_FN void load_queries(const attend_params &p, const unit &u, warp_memory<D, RPL> &m, uint32_t lane)
-{
-    const uint32_t g = lane / 4u, t = lane % 4u;
-    const uint32_t r = RPL == 1 ? g / 2u : g;
-    const int8_t *codes = p.codes + (r < u.rows ? row_index(p, u, r) : 0) * p.k_dim_padded + 8u * t;
-#pragma unroll
-    for (int s = 0; s < D / 32; ++s) {
-        const uint2 q = *reinterpret_cast<const uint2 *>(codes + 32 * s);
-        m.q[s][query_place<RPL>(g, t)] = r >= u.rows ? make_uint2(0, 0) : PAIRED ? in_pairs(q) : q;
-    }
-}
+/* ---------------------------------------------------------------------------------------------- states */
 
 template <int VD, int RPL>
 PTX_FN void write_states(const attend_params &p, const unit &u, const lane_rows<RPL> &rows,
@@ -63,7 +49,7 @@ PTX_FN void write_states(const attend_params &p, const unit &u, const lane_rows<
 {
 #pragma unroll
     for (int i = 0; i < RPL; ++i) {
-        uint32_t r = RPL == 1 ? t : 2u * t + i;
+        const uint32_t r = lane_row<RPL>(t, i);
         if (r >= u.rows) {
             continue;
         }
@@ -138,16 +124,7 @@ template <int D, int RPL, typename F> struct walker {
     __device__ __forceinline__ void k_work(const uint8_t *codes, uint32_t group)
     {
         const uint32_t format = format_of<F, 0>(formats, group);
-        const int32_t bias[2] = {rows.bias[0], rows.bias[RPL - 1]};
-        int32_t s[2][4];
-        k_group<D, RPL, F::k == NBL_MXFP4>(m, codes, format, group, lane, bias, s);
-        const float2 low = read_k_scales(&m.k_exponent[group * GROUP], g);
-        const float2 high = read_k_scales(&m.k_exponent[group * GROUP + 16u], g);
-#pragma unroll
-        for (int i = 0; i < RPL; ++i) {
-            m.x[i][group][lane] = make_float4((float)s[0][i] * low.x, (float)s[0][2 + i] * low.y,
-                                              (float)s[1][i] * high.x, (float)s[1][2 + i] * high.y);
-        }
+        store_logits<D, RPL, F::k == NBL_MXFP4>(m, codes, format, group, lane, rows.bias);
     }
 
     /* After the last group of K. */
@@ -160,11 +137,7 @@ template <int D, int RPL, typename F> struct walker {
             float x[LANE_TOKENS], rescale;
             uint32_t pairs[LANE_TOKENS / 2];
             bool has_base = rows.has_base >> i & 1u;
-#pragma unroll
-            for (uint32_t group = 0; group < GROUPS; ++group) {
-                const float4 four = m.x[i][group][lane];
-                x[4 * group] = four.x, x[4 * group + 1] = four.y, x[4 * group + 2] = four.z, x[4 * group + 3] = four.w;
-            }
+            read_logits(m.x[i], lane, x);
             b[i] =
                 column_softmax(x, &m.v_grid[2u * g], rows.scale[i], visible_bits(rows.first[i], rows.end[i], start, g),
                                rows.base[i], rows.sum[i], has_base, rescale, pairs);
@@ -204,9 +177,7 @@ template <int D, int RPL, typename F> struct walker {
             for (int e = 0; e < 2; ++e) {
 #pragma unroll
                 for (int i = 0; i < RPL; ++i) {
-                    int32_t low = RPL == 1 ? acc[0][n][2 * e] : acc[0][n][2 * e + i];
-                    int32_t high = RPL == 1 ? acc[0][n][2 * e + 1] : acc[RPL - 1][n][2 * e + i];
-                    float sum = (float)((low >> 4) + high); /* low is a multiple of 16, as low + 16 * high is */
+                    const float sum = (float)value_sum<RPL>(acc, n, e, i);
                     o[n][e][i] = b[i] != 0.0f ? nbl_fma(sum, b[i], o[n][e][i]) : o[n][e][i];
                 }
             }

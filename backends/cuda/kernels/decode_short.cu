@@ -25,6 +25,7 @@
 #include "../tile/decode_keys.cuh"
 #include "../tile/decode_load.cuh"
 #include "../tile/decode_scales.cuh"
+#include "../tile/decode_shape.cuh"
 #include "../tile/decode_softmax.cuh"
 #include "../tile/decode_values.cuh"
 #include "../tile/finish_warp.cuh"
@@ -148,12 +149,6 @@ PTX_FN visible_range range_of(const attend_params &p, const place &w, uint32_t r
 {
     visible_range none = {0, 0};
     return row < w.rows ? visible_range_of(p, w.kv_len, (int64_t)w.kv_len - w.q_len + token_of(p, w, row)) : none;
-}
-
-/* Row i of those whose products the lane gets. */
-template <int RPL> PTX_FN uint32_t lane_row(uint32_t t, int i)
-{
-    return RPL == 1 ? t : RPL * t + (uint32_t)i;
 }
 
 /* ---------------------------------------------------------------------------------------------- loading */
@@ -309,9 +304,7 @@ PTX_FN void add_values(const place &w, tile_memory<D, RPL> &m, const uint8_t *co
         for (int e = 0; e < 2; ++e) {
 #pragma unroll
             for (int i = 0; i < RPL; ++i) {
-                const int32_t low = RPL == 1 ? acc[0][n][2 * e] : acc[0][n][2 * e + i];
-                const int32_t high = RPL == 1 ? acc[0][n][2 * e + 1] : acc[RPL - 1][n][2 * e + i];
-                atomicAdd(&m.sums[lane_row<RPL>(t, i)][16 * n + 2 * g + e], (low >> 4) + high);
+                atomicAdd(&m.sums[lane_row<RPL>(t, i)][16 * n + 2 * g + e], value_sum<RPL>(acc, n, e, i));
             }
         }
     }
@@ -821,13 +814,9 @@ template <int D, int RPL> cudaError_t allow_shared(uint32_t most)
 
 extern "C" cudaError_t nbl_cuda_short_open(uint32_t capability, uint32_t shared_bytes)
 {
-    cudaError_t (*const all[])(uint32_t) = {allow_shared<64, 1>,  allow_shared<64, 2>,  allow_shared<128, 1>,
-                                            allow_shared<128, 2>, allow_shared<256, 1>, allow_shared<256, 2>};
-    cudaError_t error = cudaSuccess;
-    for (uint32_t i = 0; capability >= 90u && i < sizeof all / sizeof all[0] && error == cudaSuccess; ++i) {
-        error = all[i](shared_bytes);
-    }
-    return error;
+    return capability < 90u
+               ? cudaSuccess
+               : for_decode_shapes([=](auto shape) { return allow_shared<shape.dim, shape.rows>(shared_bytes); });
 }
 
 /* Tiles a multiprocessor from which on another kernel is faster. */
@@ -847,20 +836,10 @@ extern "C" int nbl_cuda_short_supports(const attend_params *p)
         !nbl_cuda_decode_supports(p)) {
         return 0;
     }
-    const int few = p->q_len_max * p->group_rows <= 4u;
-    switch (p->k_dim) {
-    case 64: return few ? fits<64, 1>(p) : fits<64, 2>(p);
-    case 128: return few ? fits<128, 1>(p) : fits<128, 2>(p);
-    default: return few ? fits<256, 1>(p) : fits<256, 2>(p);
-    }
+    return with_decode_shape(p, [=](auto shape) { return fits<shape.dim, shape.rows>(p); });
 }
 
 extern "C" cudaError_t nbl_cuda_attend_short(const attend_params *p, cudaStream_t stream)
 {
-    const int few = p->q_len_max * p->group_rows <= 4u;
-    switch (p->k_dim) {
-    case 64: return few ? launch<64, 1>(p, stream) : launch<64, 2>(p, stream);
-    case 128: return few ? launch<128, 1>(p, stream) : launch<128, 2>(p, stream);
-    default: return few ? launch<256, 1>(p, stream) : launch<256, 2>(p, stream);
-    }
+    return with_decode_shape(p, [=](auto shape) { return launch<shape.dim, shape.rows>(p, stream); });
 }

@@ -23,6 +23,7 @@
 #include "../tile/decode_keys.cuh"
 #include "../tile/decode_load.cuh"
 #include "../tile/decode_scales.cuh"
+#include "../tile/decode_shape.cuh"
 #include "../tile/decode_softmax.cuh"
 #include "../tile/decode_unit.cuh"
 #include "../tile/decode_values.cuh"
@@ -58,25 +59,6 @@ template <int D, int RPL> struct team_memory {
     float most[TILES][4 * RPL]; /* largest z */
     tile_row row[TILES][4 * RPL];
 };
-
-template <int RPL> PTX_FN uint32_t lane_row(uint32_t t, int i)
-{
-    return RPL == 1 ? t : 2u * t + (uint32_t)i;
-}
-
-/* Q as the B operand: codes 8(4s + t)..+7 of k-step s for the lane's column. */
-template <int D, int RPL>
-PTX_FN void read_queries(const attend_params &p, const unit &u, warp_memory<D, RPL> &m, uint32_t lane)
-{
-    const uint32_t g = lane / 4u, t = lane % 4u;
-    const uint32_t r = RPL == 1 ? g / 2u : g;
-    const int8_t *codes = p.codes + (r < u.rows ? row_index(p, u, r) : 0) * p.k_dim_padded + 8u * t;
-#pragma unroll
-    for (int s = 0; s < D / 32; ++s) {
-        const uint2 q = *reinterpret_cast<const uint2 *>(codes + 32 * s);
-        m.q[s][query_place<RPL>(g, t)] = r < u.rows ? q : make_uint2(0, 0);
-    }
-}
 
 /* A warp and its tile. */
 template <int D, int RPL> struct worker {
@@ -116,25 +98,7 @@ template <int D, int RPL> struct worker {
     /* One group of K: logits but for the row's scale. */
     __device__ __forceinline__ void k_work(const uint8_t *codes, uint32_t group)
     {
-        const int32_t bias[2] = {rows.bias[0], rows.bias[RPL - 1]};
-        int32_t s[2][4];
-        k_group<D, RPL>(m, codes, format_of<any_formats, 0>(ask.formats, group), group, lane, bias, s);
-        const float2 low = read_k_scales(&m.k_exponent[group * GROUP], g);
-        const float2 high = read_k_scales(&m.k_exponent[group * GROUP + 16u], g);
-#pragma unroll
-        for (int i = 0; i < RPL; ++i) {
-            m.x[i][group][lane] = make_float4((float)s[0][i] * low.x, (float)s[0][2 + i] * low.y,
-                                              (float)s[1][i] * high.x, (float)s[1][2 + i] * high.y);
-        }
-    }
-
-    __device__ __forceinline__ void read_logits(int i, float (&x)[LANE_TOKENS]) const
-    {
-#pragma unroll
-        for (uint32_t group = 0; group < GROUPS; ++group) {
-            const float4 four = m.x[i][group][lane];
-            x[4 * group] = four.x, x[4 * group + 1] = four.y, x[4 * group + 2] = four.z, x[4 * group + 3] = four.w;
-        }
+        store_logits<D, RPL>(m, codes, format_of<any_formats, 0>(ask.formats, group), group, lane, rows.bias);
     }
 
     /* Q K of the tile, and the largest z of its rows. `slot` is the turn in the ring. */
@@ -163,7 +127,7 @@ template <int D, int RPL> struct worker {
 #pragma unroll
         for (int i = 0; i < RPL; ++i) {
             float x[LANE_TOKENS];
-            read_logits(i, x);
+            read_logits(m.x[i], lane, x);
             const float most = largest_logit(x, grid(), rows.scale[i], visible(i));
             if (g == 0) {
                 team.most[warp][lane_row<RPL>(t, i)] = most;
@@ -233,7 +197,7 @@ template <int D, int RPL> struct worker {
         for (int i = 0; i < RPL; ++i) {
             float x[LANE_TOKENS], z[LANE_TOKENS], before, base, most = -INFINITY;
             uint32_t pairs[LANE_TOKENS / 2];
-            read_logits(i, x);
+            read_logits(m.x[i], lane, x);
             const bool is_fixed = find_base(i, before, base);
             if (__all_sync(0xffffffffu, is_fixed)) {
                 most = grid_logits(x, grid(), rows.scale[i], base > -INFINITY ? base : 0.0f, visible(i), z);
@@ -301,9 +265,7 @@ template <int D, int RPL> struct worker {
                 float a[2];
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
-                    const int32_t low = RPL == 1 ? acc[0][n][2 * e] : acc[0][n][2 * e + i];
-                    const int32_t high = RPL == 1 ? acc[0][n][2 * e + 1] : acc[RPL - 1][n][2 * e + i];
-                    a[e] = (float)((low >> 4) + high); /* low is a multiple of 16, as low + 16 * high is */
+                    a[e] = (float)value_sum<RPL>(acc, n, e, i);
                 }
                 *reinterpret_cast<float2 *>(sums + 16 * n + 2 * g) = make_float2(a[0], a[1]);
             }
@@ -374,7 +336,7 @@ __global__ void __launch_bounds__(TEAM_THREADS, RPL == 1 && D <= 128 ? 2 : 1)
     }
     uint32_t slot = 0;
     if (w.has_tile()) {
-        read_queries<D, RPL>(p, u, m, lane);
+        load_queries<D, RPL>(p, u, m, lane);
         w.rows = load_rows<RPL>(p, u, w.t);
         w.take_keys(slot);
     } else if (lane < 4u * RPL) {
@@ -403,43 +365,24 @@ template <int D, int RPL> cudaError_t allow_shared(uint32_t most)
                : cudaSuccess;
 }
 
-template <int D> uint32_t bytes_of(int few)
-{
-    return few ? sizeof(team_memory<D, 1>) : sizeof(team_memory<D, 2>);
-}
-
 } // namespace
 
 extern "C" cudaError_t nbl_cuda_team_open(uint32_t shared_bytes)
 {
-    cudaError_t (*const all[])(uint32_t) = {allow_shared<64, 1>,  allow_shared<64, 2>,  allow_shared<128, 1>,
-                                            allow_shared<128, 2>, allow_shared<256, 1>, allow_shared<256, 2>};
-    cudaError_t error = cudaSuccess;
-    for (uint32_t i = 0; i < sizeof all / sizeof all[0] && error == cudaSuccess; ++i) {
-        error = all[i](shared_bytes);
-    }
-    return error;
+    return for_decode_shapes([=](auto shape) { return allow_shared<shape.dim, shape.rows>(shared_bytes); });
 }
 
 extern "C" int nbl_cuda_team_supports(const attend_params *p)
 {
     const uint64_t units = (uint64_t)p->batch * p->kv_heads * p->chunks;
-    const int few = p->q_len_max * p->group_rows <= 4u;
     if (units == 0 || units > CHUNKS_PER_PROCESSOR * (uint64_t)p->processors || !nbl_cuda_decode_supports(p)) {
         return 0;
     }
-    const uint32_t bytes = p->k_dim == 64u    ? bytes_of<64>(few)
-                           : p->k_dim == 128u ? bytes_of<128>(few)
-                                              : bytes_of<256>(few);
-    return bytes <= p->shared_bytes;
+    return with_decode_shape(p, [=](auto shape) { return sizeof(team_memory<shape.dim, shape.rows>); }) <=
+           p->shared_bytes;
 }
 
 extern "C" cudaError_t nbl_cuda_attend_team(const attend_params *p, cudaStream_t stream)
 {
-    const int few = p->q_len_max * p->group_rows <= 4u;
-    switch (p->k_dim) {
-    case 64: return few ? launch<64, 1>(p, stream) : launch<64, 2>(p, stream);
-    case 128: return few ? launch<128, 1>(p, stream) : launch<128, 2>(p, stream);
-    default: return few ? launch<256, 1>(p, stream) : launch<256, 2>(p, stream);
-    }
+    return with_decode_shape(p, [=](auto shape) { return launch<shape.dim, shape.rows>(p, stream); });
 }

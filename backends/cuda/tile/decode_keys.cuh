@@ -165,4 +165,22 @@ PTX_FN void k_group(const warp_memory<D, RPL> &m, const uint8_t *codes, uint32_t
     }
 }
 
+/** Logits of a group but for the rows' scales, the lane's to its own place. */
+template <int D, int RPL, bool PAIRED = false>
+PTX_FN void store_logits(warp_memory<D, RPL> &m, const uint8_t *codes, uint32_t format, uint32_t group, uint32_t lane,
+                         const int32_t (&row_bias)[RPL])
+{
+    const uint32_t g = lane / 4u;
+    const int32_t bias[2] = {row_bias[0], row_bias[RPL - 1]};
+    int32_t s[2][4];
+    k_group<D, RPL, PAIRED>(m, codes, format, group, lane, bias, s);
+    const float2 low = read_k_scales(&m.k_exponent[group * GROUP], g);
+    const float2 high = read_k_scales(&m.k_exponent[group * GROUP + 16u], g);
+#pragma unroll
+    for (int i = 0; i < RPL; ++i) {
+        m.x[i][group][lane] = make_float4((float)s[0][i] * low.x, (float)s[0][2 + i] * low.y, (float)s[1][i] * high.x,
+                                          (float)s[1][2 + i] * high.y);
+    }
+}
+
 #endif

@@ -51,6 +51,12 @@ template <int D, int RPL> struct warp_memory {
     uint2 q[D / 32][16 * RPL]; /**< the B operand of Q by k-step; with RPL 1 two columns share one */
 };
 
+/** Row i of the RPL whose products a lane gets; t is the lane modulo 4. */
+template <int RPL> PTX_FN uint32_t lane_row(uint32_t t, int i)
+{
+    return RPL == 1 ? t : 2u * t + (uint32_t)i;
+}
+
 PTX_FN uint32_t groups_in(uint32_t kv_len, uint32_t tile)
 {
     uint32_t left = kv_len - tile * CUDA_TILE_TOKENS;

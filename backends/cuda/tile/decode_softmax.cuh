@@ -22,6 +22,16 @@ template <int RPL> struct lane_rows {
     uint32_t has_base; /**< bit i */
 };
 
+/** The lane's logits of a row, as store_logits left them. */
+PTX_FN void read_logits(const float4 (&stored)[GROUPS][32], uint32_t lane, float (&x)[LANE_TOKENS])
+{
+#pragma unroll
+    for (uint32_t group = 0; group < GROUPS; ++group) {
+        const float4 four = stored[group][lane];
+        x[4 * group] = four.x, x[4 * group + 1] = four.y, x[4 * group + 2] = four.z, x[4 * group + 3] = four.w;
+    }
+}
+
 /** Largest over the lanes of a column. */
 PTX_FN float column_max(float x)
 {

@@ -6,14 +6,11 @@
 #ifndef CUDA_DECODE_UNIT_H
 #define CUDA_DECODE_UNIT_H
 
+#include "decode_keys.cuh"
 #include "decode_memory.cuh"
 #include "decode_softmax.cuh"
 #include "sequence_check.cuh"
-
-PTX_FN int32_t clamp_position(int64_t x)
-{
-    return (int32_t)(x < 0 ? 0 : x > NBL_KV_TOKENS_MAX ? (int64_t)NBL_KV_TOKENS_MAX : x);
-}
+#include "stored.cuh"
 
 /** Row r of the unit: query token r / group_rows of its sequence. */
 PTX_FN uint64_t row_index(const attend_params &p, const unit &u, uint32_t r)
@@ -25,20 +22,23 @@ PTX_FN uint64_t row_index(const attend_params &p, const unit &u, uint32_t r)
 /** Visible positions of a row (NUM 5.2). */
 PTX_FN void row_range(const attend_params &p, const unit &u, uint32_t r, int32_t &first, int32_t &end)
 {
-    int64_t position = (int64_t)u.kv_len - u.q_len + r / p.group_rows;
-    int64_t a = p.range_begin;
-    int64_t e = u.kv_len < p.range_end ? u.kv_len : p.range_end;
-    if (p.flags & NBL_ATTEND_CAUSAL) {
-        e = min(e, position + 1);
+    const visible_range range = visible_range_of(p, u.kv_len, (int64_t)u.kv_len - u.q_len + r / p.group_rows);
+    first = range.first;
+    end = range.end;
+}
+
+/** Q as the B operand: codes 8(4s + t)..+7 of k-step s for the lane's column. PAIRED: as k_group wants it. */
+template <int D, int RPL, bool PAIRED = false>
+PTX_FN void load_queries(const attend_params &p, const unit &u, warp_memory<D, RPL> &m, uint32_t lane)
+{
+    const uint32_t g = lane / 4u, t = lane % 4u;
+    const uint32_t r = RPL == 1 ? g / 2u : g;
+    const int8_t *codes = p.codes + (r < u.rows ? row_index(p, u, r) : 0) * p.k_dim_padded + 8u * t;
+#pragma unroll
+    for (int s = 0; s < D / 32; ++s) {
+        const uint2 q = *reinterpret_cast<const uint2 *>(codes + 32 * s);
+        m.q[s][query_place<RPL>(g, t)] = r >= u.rows ? make_uint2(0, 0) : PAIRED ? in_pairs(q) : q;
     }
-    if (p.flags & NBL_ATTEND_WINDOW_RIGHT) {
-        e = min(e, position + (int64_t)p.window_right + 1);
-    }
-    if (p.flags & NBL_ATTEND_WINDOW_LEFT) {
-        a = max(a, position - (int64_t)p.window_left);
-    }
-    first = clamp_position(a);
-    end = clamp_position(e);
 }
 
 template <int RPL> PTX_FN lane_rows<RPL> load_rows(const attend_params &p, const unit &u, uint32_t t)
@@ -47,7 +47,7 @@ template <int RPL> PTX_FN lane_rows<RPL> load_rows(const attend_params &p, const
     rows.has_base = 0;
 #pragma unroll
     for (int i = 0; i < RPL; ++i) {
-        uint32_t r = RPL == 1 ? t : 2u * t + i;
+        const uint32_t r = lane_row<RPL>(t, i);
         rows.scale[i] = 0.0f;
         rows.bias[i] = 0;
         rows.first[i] = rows.end[i] = 0;

@@ -46,6 +46,14 @@ template <int RPL> PTX_FN void digits_of(const uint32_t (&p)[2], uint32_t g, uin
     }
 }
 
+/** A of element 16n + 2g + e for row i of the lane, from the products of both digits. */
+template <int RPL, int N> PTX_FN int32_t value_sum(const int32_t (&acc)[RPL][N][4], int n, int e, int i)
+{
+    const int32_t low = RPL == 1 ? acc[0][n][2 * e] : acc[0][n][2 * e + i];
+    const int32_t high = RPL == 1 ? acc[0][n][2 * e + 1] : acc[RPL - 1][n][2 * e + i];
+    return (low >> 4) + high; /* low is a multiple of 16, as low + 16 * high is */
+}
+
 /** 16 * (code - 8) of the low codes as signed bytes. */
 PTX_FN uint32_t int4p_low(uint32_t w, uint32_t high_nibbles)
 {

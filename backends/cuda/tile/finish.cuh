@@ -31,7 +31,7 @@ CUDA_DEVICE void finish_hadamard(float *y, uint32_t dim, uint32_t n)
     __syncthreads();
     for (uint32_t h = 1; h < n; h *= 2u) {
         for (uint32_t pair = threadIdx.x; pair < dim / 2u; pair += FINISH_THREADS) {
-            uint32_t i = pair / h * 2u * h + pair % h;
+            const uint32_t i = 2u * pair - (pair & (h - 1u)); /* h is a power of two */
             float a = y[i];
             float b = y[i + h];
             y[i] = a + b;

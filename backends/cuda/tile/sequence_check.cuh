@@ -73,9 +73,17 @@ template <uint32_t THREADS> CUDA_DEVICE bool check_pages(const attend_params &p,
         for (uint32_t k = 0; k < PAGE_LOADS; ++k) {
             ids[k] = table[min(first + k * THREADS, pages - 1u)];
         }
+        uint32_t found = 0; /* bit k: ids[k] is a page */
+        for (uint32_t i = 0; i < p.pages.region_count; ++i) {
+#pragma unroll
+            for (uint32_t k = 0; k < PAGE_LOADS; ++k) {
+                const uint32_t place = (uint32_t)ids[k] - p.pages.regions[i].first_page;
+                found |= (uint32_t)(place < p.pages.regions[i].page_count) << k;
+            }
+        }
 #pragma unroll
         for (uint32_t k = 0; k < PAGE_LOADS; ++k) {
-            if (first + k * THREADS < pages) {
+            if (first + k * THREADS < pages && !(found >> k & 1u)) {
                 good = check_page(p, b, first + k * THREADS, ids[k]) && good;
             }
         }
