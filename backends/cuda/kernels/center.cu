@@ -200,8 +200,14 @@ static __device__ void store(const work &w, uint32_t dim, const uint8_t (&values
     }
 }
 
+/* Which row of the centres is this sequence's and head's: looked up where it is written, not held in registers. */
+static __device__ uint64_t center_index(const append_params &p, const work &w)
+{
+    return (uint64_t)center_row(&p.centers, blockIdx.x) * p.kv_heads + w.head;
+}
+
 /* Shifts of the sequence: all 0 if it has too few tokens. */
-static __device__ void compute_shifts(const append_params &p, const work &w, uint64_t index, uint8_t (&shifts)[BLOCK16])
+static __device__ void compute_shifts(const append_params &p, const work &w, uint8_t (&shifts)[BLOCK16])
 {
     if (w.n >= CENTER_TOKENS_MIN) {
         float v[BLOCK16] = {};
@@ -211,12 +217,11 @@ static __device__ void compute_shifts(const append_params &p, const work &w, uin
         mean_squares(p, w, v);
         shifts_from(w, v, shifts);
     }
-    store(w, p.k_dim, shifts, p.centers.shifts + index * p.k_dim);
+    store(w, p.k_dim, shifts, p.centers.shifts + center_index(p, w) * p.k_dim);
 }
 
 /* Centre of the sequence: all 0 if it has too few tokens. */
-static __device__ void compute_center(const append_params &p, const work &w, uint64_t index,
-                                      const uint8_t (&shifts)[BLOCK16])
+static __device__ void compute_center(const append_params &p, const work &w, const uint8_t (&shifts)[BLOCK16])
 {
     float mean[BLOCK16] = {};
     block16_codes q;
@@ -224,6 +229,7 @@ static __device__ void compute_center(const append_params &p, const work &w, uin
         mean_transformed(p, w, shifts, mean);
     }
     block16_int8(mean, block16_team_max(block16_amax_bits(mean), w.team, w.slot, threadIdx.x == 0), &q);
+    const uint64_t index = center_index(p, w);
     store(w, p.k_dim, q.code, (uint8_t *)p.centers.codes + index * p.k_dim);
     if (threadIdx.x == 0) {
         p.centers.exponents[index] = nbl_e8m0_encode(q.exponent);
@@ -236,8 +242,7 @@ static __global__ void __launch_bounds__(THREADS_MAX) center_kernel(const __grid
     __shared__ uint32_t slot;
     int32_t first = p.seq_indptr[blockIdx.x];
     int32_t end = p.seq_indptr[blockIdx.x + 1u];
-    int64_t row = center_row(&p.centers, blockIdx.x);
-    if (first < 0 || end <= first || (uint32_t)end > p.tokens || row < 0) {
+    if (first < 0 || end <= first || (uint32_t)end > p.tokens || center_row(&p.centers, blockIdx.x) < 0) {
         return; /* no tokens, or a fault that append reports */
     }
     uint32_t team = nbl_layout_dim_padded(p.k_dim) / BLOCK16;
@@ -249,13 +254,12 @@ static __global__ void __launch_bounds__(THREADS_MAX) center_kernel(const __grid
               threadIdx.x % team,
               &slot,
               sums};
-    uint64_t index = (uint64_t)row * p.kv_heads + w.head;
     uint8_t shifts[BLOCK16] = {};
     if (p.centers.shifts != NULL) {
-        compute_shifts(p, w, index, shifts);
+        compute_shifts(p, w, shifts);
     }
     if (p.centers.codes != NULL) {
-        compute_center(p, w, index, shifts);
+        compute_center(p, w, shifts);
     }
 }
 

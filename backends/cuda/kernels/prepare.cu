@@ -215,7 +215,8 @@ template <int E> static __device__ void prepare_row_of_warp(const attend_params 
 }
 
 template <int E>
-static __global__ void __launch_bounds__(THREADS) prepare_warps_kernel(const __grid_constant__ attend_params p)
+static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_PROCESSOR)
+    prepare_warps_kernel(const __grid_constant__ attend_params p)
 {
     ptx_grid_wait();
     ptx_grid_release();
