@@ -344,7 +344,7 @@ static void try_other_memory(nbl_append_args *a)
     expect_cuda(cudaFree(memory), "cudaFree");
 }
 
-/* Every operation on one device while another one is current: the bytes are those of the simulator, and the engine's
+/* Work on one device while another one is current: the bytes are those of the simulator, and the engine's
  * device stays current. */
 static void case_devices(void)
 {
