@@ -94,6 +94,13 @@ static void set_scales_exactly(const nbl_attend_args *args, attend_params *p)
     fesetenv(&saved);
 }
 
+/* No sequence has more query rows than there are in all. Bounds of engines may lie far above: products of this one with
+ * heads stay below 2^31, as the rows do. */
+static uint32_t q_len_bound(const nbl_attend_args *args)
+{
+    return args->q.shape[0] < args->q_len_max ? (uint32_t)args->q.shape[0] : args->q_len_max;
+}
+
 static void set_sizes(const nbl_attend_args *args, attend_params *p)
 {
     const nbl_kv_shape *shape = args->pool->shape;
@@ -110,7 +117,7 @@ static void set_sizes(const nbl_attend_args *args, attend_params *p)
     p->v_hadamard = shape->v_hadamard;
     p->centering = shape->centering;
     p->q_format = args->q_format == NBL_Q4 ? NBL_Q4 : NBL_Q8;
-    p->q_len_max = args->q_len_max;
+    p->q_len_max = q_len_bound(args);
     p->kv_len_max = args->kv_len_max;
     p->layer = args->layer;
 }
@@ -293,7 +300,7 @@ static nbl_status attend(const nbl_device *device, const nbl_attend_args *args, 
     b.batch = args->batch;
     b.q_tokens = args->q.shape[0];
     b.q_heads = args->q_heads;
-    b.q_len_max = args->q_len_max;
+    b.q_len_max = q_len_bound(args);
     b.kv_len_max = args->kv_len_max;
     b.q_centers = q_centers_of(args).data != NULL;
     cuda_plan plan = cuda_plan_make(&b);

@@ -116,9 +116,16 @@ static nbl_status index_plan(nbl_plan *plan, nbl_error *err)
         return NBL_REFUSE(err, NBL_E_INVALID, "prefix_roots_max is %u (allowed without NBL_CACHE_PREFIX: 0)",
                           c->prefix_roots_max);
     }
-    plan->prefix_nodes = plan->pages + c->sequences_max;
+    uint64_t tier_pages = 0;
     for (uint32_t i = 0; i < plan->class_count; ++i)
-        plan->prefix_nodes += nbl_plan_slots(plan, NBL_TIER_HOST, i) + nbl_plan_slots(plan, NBL_TIER_FILE, i);
+        tier_pages += (uint64_t)nbl_plan_slots(plan, NBL_TIER_HOST, i) + nbl_plan_slots(plan, NBL_TIER_FILE, i);
+    const uint64_t nodes = plan->pages + tier_pages + c->sequences_max;
+    if (nodes > INT32_MAX)
+        return NBL_REFUSE(err, NBL_E_INVALID,
+                          "host_bytes and file_bytes hold %" PRIu64 " pages, the device %u (allowed: fewer than 2^31 "
+                          "together)",
+                          tier_pages, plan->pages);
+    plan->prefix_nodes = (uint32_t)nodes;
     NBL_TRY(nbl_value_check("", "prefix_roots_max", c->prefix_roots_max, 0, plan->pages, err));
     plan->prefix_roots = c->prefix_roots_max != 0 ? c->prefix_roots_max : c->sequences_max + plan->pages / 4u;
     return NBL_OK;

@@ -292,6 +292,8 @@ Test(cache_refusals, configurations)
     BAD_CONFIG(config.file_bytes = 4096, NBL_E_INVALID, "file_bytes is 4096 (allowed without host_bytes: 0)");
     BAD_CONFIG((config.host_bytes = 4096, config.file_bytes = 4096), NBL_E_INVALID,
                "file_folder is NULL (needed: a folder, with file_bytes)");
+    BAD_CONFIG((config.host_bytes = config.file_bytes = 1ull << 46, config.file_folder = "/tmp"), NBL_E_INVALID,
+               "host_bytes and file_bytes hold * pages, the device * (allowed: fewer than 2^31 together)");
     nbl_cache_config good = fixture_config();
     EXPECT(api->cache_plan(&good, NULL, &err), NBL_E_INVALID);
     expect_line(&err, "nbl_cache_stats is NULL", "cache_plan");

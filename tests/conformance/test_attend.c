@@ -443,6 +443,30 @@ Test(attend, D3_distributions)
     lab_finish(&l);
 }
 
+/* A bound of NBL_KV_TOKENS_MAX query rows times 256 query heads is 2^32. */
+Test(attend, query_bounds_far_above_what_is_there)
+{
+    static const uint32_t formats[][2] = {
+        {NBL_INT4P, NBL_INT4P}, {NBL_MXFP4, NBL_INT8}, {NBL_INT8, NBL_INT8}, {NBL_FORMAT_BF16, NBL_FORMAT_BF16}};
+    lab l;
+    lab_open(&l);
+    for (uint32_t i = 0; i < 8; ++i) {
+        problem p = problem_default(lab_seed(950) + i);
+        trial t;
+        problem_formats(&p, formats[i % 4u][0], formats[i % 4u][1]);
+        p.q_heads = 256;
+        p.shape.kv_heads = 1;
+        p.shape.page_tokens = 32;
+        p.want_state = i / 4u == 1u;
+        trial_init(&t, &l, &p);
+        t.q_len_max = NBL_KV_TOKENS_MAX;
+        trial_fill(&t);
+        trial_attend(&t);
+        trial_free(&t);
+    }
+    lab_finish(&l);
+}
+
 Test(attend, zero_keys_values_and_queries)
 {
     lab l;
