@@ -298,10 +298,7 @@ static nbl_status run_fits(const append_work *w, uint32_t begin, uint32_t end, b
     NBL_TRY(nbl_workspace_bytes(w->cache->device, nbl_append_desc(&c), c.pool, &bytes, err));
     *out_fits = bytes <= w->cache->plan.workspace_bytes;
     if (!*out_fits && end - begin == 1)
-        return NBL_REFUSE(err, NBL_E_NO_MEMORY,
-                          "sequences[%u] with %" PRIu64 " tokens needs a workspace of %" PRIu64
-                          " bytes (workspace_mib gives %" PRIu64 ")",
-                          w->cache->pieces[begin].b, c.tokens, bytes, w->cache->plan.workspace_bytes);
+        return nbl_cache_workspace_refuse(w->cache, w->cache->pieces[begin].b, "tokens", c.tokens, bytes, err);
     return NBL_OK;
 }
 

@@ -125,10 +125,7 @@ static nbl_status group_fits(const attend_work *w, uint32_t begin, uint32_t end,
     *out_fits = bytes <= w->cache->plan.workspace_bytes &&
                 (uint64_t)c.args.batch * c.args.page_table_stride <= w->cache->plan.table_entries;
     if (!*out_fits && end - begin == 1)
-        return NBL_REFUSE(err, NBL_E_NO_MEMORY,
-                          "sequences[%u] with %u query rows needs a workspace of %" PRIu64
-                          " bytes (workspace_mib gives %" PRIu64 ")",
-                          begin, q_len_of(w, begin), bytes, w->cache->plan.workspace_bytes);
+        return nbl_cache_workspace_refuse(w->cache, begin, "query rows", q_len_of(w, begin), bytes, err);
     return NBL_OK;
 }
 

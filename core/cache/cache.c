@@ -237,6 +237,16 @@ nbl_status nbl_cache_indptr_check(const char *name, const int32_t *indptr, uint3
     return NBL_OK;
 }
 
+nbl_status nbl_cache_workspace_refuse(const nbl_cache *cache, uint32_t b, const char *what, uint64_t count,
+                                      uint64_t bytes, nbl_error *err)
+{
+    const uint64_t mib = 1u << 20;
+    return NBL_REFUSE(err, NBL_E_NO_MEMORY,
+                      "sequences[%u] with %" PRIu64 " %s in a call needs a workspace of %" PRIu64
+                      " MiB (workspace_mib is %" PRIu64 "; raise it, or bring fewer in a call)",
+                      b, count, what, (bytes + mib - 1u) / mib, cache->plan.workspace_bytes / mib);
+}
+
 nbl_tensor nbl_cache_rows(const nbl_tensor *tensor, uint64_t begin, uint64_t end)
 {
     nbl_tensor view = *tensor;

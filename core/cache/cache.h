@@ -637,6 +637,10 @@ nbl_status nbl_cache_batch_find(nbl_cache *cache, const uint64_t *handles, uint3
 nbl_status nbl_cache_indptr_check(const char *name, const int32_t *indptr, uint32_t count, uint64_t total,
                                   nbl_error *err);
 
+/** Refuses a call in which one sequence, number b of it, needs more workspace than there is (NBL_E_NO_MEMORY). */
+nbl_status nbl_cache_workspace_refuse(const nbl_cache *cache, uint32_t b, const char *what, uint64_t count,
+                                      uint64_t bytes, nbl_error *err);
+
 /** Gives back the pages of a sequence from place keep on. */
 void nbl_cache_pages_drop(nbl_cache *cache, uint32_t index, uint32_t keep);
 

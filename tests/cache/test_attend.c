@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fixture.h"
+#include "nibble/nibble_client.h"
 
 #include <string.h>
 
@@ -134,6 +135,36 @@ Test(cache_attend, cut_where_the_workspace_ends)
     cr_assert_eq((const uint8_t *)seen[1].lse - (const uint8_t *)seen[0].lse, 2 * 16, "LSE of the second call");
     EXPECT(fixture_attend(&f, 0, 2, s, (const int32_t[]){1, 4}, &err), NBL_E_NO_MEMORY);
     cr_assert_eq(seen_count, 2, "the backend was called for half a batch");
+    fixture_close(&f);
+}
+
+/* nbl_client_workspace asks for as much as the rows of one sequence take, and no less than the default. */
+Test(cache_attend, workspace_for_the_rows_of_a_sequence)
+{
+    counting c = counting_open();
+    nbl_error err = NBL_INIT(nbl_error);
+    nbl_cache_config config = fixture_config();
+    const nbl_client client = {.api = c.api, .device = c.device};
+    const nbl_policy policy = NBL_INIT(nbl_policy);
+    c.state->workspace_bytes_per_row = 17u << 20;
+    config.workspace_mib = 0;
+    EXPECT(nbl_client_workspace(&client, &policy, 4, 3, &config, &err), NBL_OK);
+    cr_assert_eq(config.workspace_mib, 64, "%u MiB for 51", config.workspace_mib);
+    EXPECT(nbl_client_workspace(&client, &policy, 4, 4, &config, &err), NBL_OK);
+    cr_assert_eq(config.workspace_mib, 68, "%u MiB for 68", config.workspace_mib);
+    EXPECT(nbl_client_workspace(&client, &policy, 3, 4, &config, &err), NBL_E_INVALID);
+    c.state->workspace_bytes_per_row = 0;
+    counting_close(&c);
+    fixture f = seen_open(config);
+    const uint64_t s = fixture_seq(&f);
+    fixture_grow(&f, 0, s, 8);
+    f.c.state->workspace_bytes_per_row = 17u << 20;
+    EXPECT(fixture_attend(&f, 0, 1, &s, (const int32_t[]){4}, &err), NBL_OK);
+    EXPECT(fixture_attend(&f, 0, 1, &s, (const int32_t[]){5}, &err), NBL_E_NO_MEMORY);
+    cr_assert_str_eq(err.message,
+                     "nibble: sequences[0] with 5 query rows in a call needs a workspace of 85 MiB (workspace_mib is "
+                     "68; raise it, or bring fewer in a call)");
+    f.c.state->workspace_bytes_per_row = 0;
     fixture_close(&f);
 }
 

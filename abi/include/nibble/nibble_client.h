@@ -37,6 +37,9 @@ extern "C" {
 /** True if the library is new enough to have a slot of nbl_api_v1. Slots of version 1.0 are always there. */
 #define NBL_CLIENT_HAS(api, slot) ((api)->struct_size >= offsetof(nbl_api_v1, slot) + sizeof((api)->slot))
 
+/** Workspace of a cache whose configuration does not say, in MiB. */
+#define NBL_CLIENT_WORKSPACE_MIB 64u
+
 /** What an engine holds. All zero is closed. */
 typedef struct nbl_client {
     const nbl_api_v1 *api; /**< lives as long as the process */
@@ -174,6 +177,44 @@ static inline nbl_status nbl_client_config(const nbl_client *client, const char 
     out_config->sequences_max = sequences_max;
     out_config->tokens_max = tokens_max;
     return NBL_OK;
+}
+
+/** Raises workspace_mib of a configuration to what attention of up to q_tokens query rows of one sequence takes on the
+ *  client's device, which is asked. To be called between nbl_client_config and cache_create by engines that prefill on a
+ *  GPU: the default, 64, serves decode and small pieces of a prefill.
+ *
+ * @param policy    as nbl_client_config gave it
+ * @param q_tokens  most query tokens of one sequence in a call of cache_attend
+ * @retval NBL_OK
+ * @retval other    as nbl_api_v1.workspace_size
+ */
+static inline nbl_status nbl_client_workspace(const nbl_client *client, const nbl_policy *policy, uint32_t q_heads,
+                                              uint32_t q_tokens, nbl_cache_config *config, nbl_error *err)
+{
+    const uint64_t most = config->tokens_max < NBL_KV_TOKENS_MAX ? config->tokens_max : NBL_KV_TOKENS_MAX;
+    const uint32_t least = config->workspace_mib > 0 ? config->workspace_mib : NBL_CLIENT_WORKSPACE_MIB;
+    nbl_kv_shape shape = config->shape;
+    uint64_t bytes = 0;
+    nbl_op_desc op;
+    memset(&op, 0, sizeof op);
+    op.struct_size = (uint32_t)sizeof op;
+    shape.struct_size = (uint32_t)sizeof shape;
+    op.shape = &shape;
+    op.op = NBL_OP_ATTEND;
+    op.k_format = config->k_format;
+    op.v_format = config->v_format;
+    op.q_format = policy->q_format;
+    op.q_heads = q_heads;
+    op.in_dtype = op.out_dtype = NBL_F32;
+    op.features = policy->q_centering ? NBL_FEATURE_Q_CENTERS : 0u;
+    op.batch_max = 1;
+    op.q_tokens_max = op.q_len_max = q_tokens;
+    op.kv_len_max = config->sequence_tokens_max > 0 ? config->sequence_tokens_max : (uint32_t)most;
+    const nbl_status status = client->api->workspace_size(client->device, &op, &bytes, err);
+    const uint64_t mib = (bytes + 0xfffffu) >> 20;
+    if (status == NBL_OK)
+        config->workspace_mib = mib <= least ? least : mib < UINT32_MAX ? (uint32_t)mib : UINT32_MAX;
+    return status;
 }
 
 /** Creates a managed cache on the client's device: nbl_client_config, then cache_create. The caller destroys it before

@@ -92,7 +92,7 @@ static nbl_status run(const settings *s, const model *m, const tokenizer *t, flo
     if (status == NBL_OK)
         status = nbl_client_device(&client, "sim", err);
     if (status == NBL_OK)
-        status = model_cache(m, &client, s->recipe, PROMPT_TOKENS_MAX + s->tokens, &cache, err);
+        status = model_cache(m, &client, s->recipe, PROMPT_TOKENS_MAX + s->tokens, BATCH_TOKENS, &cache, err);
     if (status == NBL_OK)
         status = generate(s, m, t, &client, cache, logits, err);
     if (cache)

@@ -109,9 +109,15 @@ void model_free(model *m)
 }
 
 nbl_status model_cache(const model *m, const nbl_client *client, const char *recipe, uint64_t tokens_max,
-                       nbl_cache **out_cache, nbl_error *err)
+                       uint32_t batch_tokens, nbl_cache **out_cache, nbl_error *err)
 {
-    return nbl_client_cache(client, recipe, m->layers, m->kv_heads, m->head_dim, 1, tokens_max, out_cache, err);
+    nbl_policy policy;
+    nbl_cache_config config;
+    nbl_status status =
+        nbl_client_config(client, recipe, m->layers, m->kv_heads, m->head_dim, 1, tokens_max, &policy, &config, err);
+    if (status == NBL_OK)
+        status = nbl_client_workspace(client, &policy, m->heads, batch_tokens, &config, err);
+    return status == NBL_OK ? client->api->cache_create(client->device, &config, out_cache, err) : status;
 }
 
 /* ------------------------------------------------------------------------------------------------ arithmetic */

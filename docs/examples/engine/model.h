@@ -17,9 +17,10 @@ typedef struct model model;
 model *model_create(const gguf *file);
 void model_free(model *m);
 
-/** A cache for this model on the client's device: all layers, one sequence of tokens_max tokens. */
+/** A cache for this model on the client's device: all layers, one sequence of tokens_max tokens, of which a call brings
+ *  up to batch_tokens. */
 nbl_status model_cache(const model *m, const nbl_client *client, const char *recipe, uint64_t tokens_max,
-                       nbl_cache **out_cache, nbl_error *err);
+                       uint32_t batch_tokens, nbl_cache **out_cache, nbl_error *err);
 
 /** Runs count tokens that stand at positions position.., through all layers; their keys and values go into the cache.
  *
