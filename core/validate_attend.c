@@ -67,11 +67,10 @@ static nbl_status fp4_check(const nbl_attend_call *call, nbl_error *err)
     for (uint32_t i = 0; call->args.q_format == NBL_Q_FP4 && i < pool->region_count; ++i) {
         const nbl_region *region = &pool->regions[i];
         if (!nbl_layout_is_fp4(region->k_format, region->v_format) || region->k_format != pool->regions[0].k_format)
-            return NBL_REFUSE(
-                err, NBL_E_INVALID,
-                "q_format is %u with pool.regions[%u] of formats %u and %u (needed: K nvfp4 in all regions "
-                "or mxfp4 in all, V fp8_e4m3)",
-                call->args.q_format, i, region->k_format, region->v_format);
+            return NBL_REFUSE(err, NBL_E_INVALID,
+                              "q_format is %u with pool.regions[%u] of formats %u and %u (needed: K nvfp4, mxfp4 or "
+                              "mxfp4_16, the same in all regions, V fp8_e4m3)",
+                              call->args.q_format, i, region->k_format, region->v_format);
     }
     return NBL_OK;
 }

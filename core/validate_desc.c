@@ -69,8 +69,8 @@ nbl_status nbl_desc_in(nbl_desc_copy *copy, const nbl_op_desc *desc, nbl_error *
     NBL_TRY(nbl_value_check("", "q_len_max", d->q_len_max, 0, NBL_KV_TOKENS_MAX, err));
     if (d->op == NBL_OP_ATTEND && d->q_format == NBL_Q_FP4 && !nbl_layout_is_fp4(d->k_format, d->v_format))
         return NBL_REFUSE(err, NBL_E_INVALID,
-                          "q_format is %u with formats %u and %u (needed: K nvfp4 or mxfp4, V fp8_e4m3)", d->q_format,
-                          d->k_format, d->v_format);
+                          "q_format is %u with formats %u and %u (needed: K nvfp4, mxfp4 or mxfp4_16, V fp8_e4m3)",
+                          d->q_format, d->k_format, d->v_format);
     if ((d->features & NBL_FEATURE_Q_CENTERS) != 0 && (d->op != NBL_OP_ATTEND || d->q_format != NBL_Q_FP4))
         return NBL_REFUSE(err, NBL_E_INVALID,
                           "features is %#x: centred queries with op %u and q_format %u (needed: %u, %u)", d->features,

@@ -130,6 +130,19 @@ Test(cuda_select, prefill_images_are_bounded)
               p.slab_units, (unsigned long long)(p.bytes - p.images_at));
 }
 
+/* What docs/embedding.md says of a piece of a prompt. */
+Test(cuda_select, workspace_of_a_prefill_of_2048_tokens)
+{
+    attend_bounds b = prefill_bounds();
+    b.batch = 1;
+    b.q_tokens = b.q_len_max = b.kv_len_max = 2048;
+    uint64_t mib = (cuda_plan_make(&b).bytes + 0xfffffu) >> 20;
+    cr_assert(mib > 64 && mib < 100, "%llu MiB", (unsigned long long)mib);
+    b.kv_len_max = 131072;
+    mib = (cuda_plan_make(&b).bytes + 0xfffffu) >> 20;
+    cr_assert(mib < 350, "%llu MiB", (unsigned long long)mib);
+}
+
 Test(cuda_select, prefill_takes_dimensions_up_to_128)
 {
     cr_assert(cuda_prefill_dim(128, 128) == 128 && cuda_prefill_dim(80, 24) == 128 && cuda_prefill_dim(64, 64) == 64);

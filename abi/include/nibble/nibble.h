@@ -77,7 +77,7 @@ typedef struct nbl_load_options {
     const char *client_name; /**< for the log, or NULL */
 } nbl_load_options;
 
-/** A named choice of formats and transforms (docs/formats.md): "qk4v8", "mxkv4", "kv4", "k4v8", "kv8". */
+/** A named choice of formats and transforms, such as "kv4" (docs/formats.md, F8, lists all). */
 typedef struct nbl_recipe {
     NBL_HEADER;
     uint32_t q_format;
@@ -94,7 +94,7 @@ typedef struct nbl_recipe {
 } nbl_recipe;
 
 /* Flags of nbl_cache_config, since 1.1. */
-#define NBL_CACHE_PREFIX 1u /**< pages can be published and found again by their tokens */
+#define NBL_CACHE_PREFIX 1u /**< pages can be published and found again by their tokens; set center_tokens, too */
 #define NBL_CACHE_LOCKED 2u /**< calls may come from many threads; each waits for the others */
 #define NBL_CACHE_DEBUG 4u  /**< free pages are poisoned, guards lie between pools; cache_verify looks at both. Slow */
 #define NBL_CACHE_FLAGS_ALL 7u
@@ -185,9 +185,11 @@ typedef struct nbl_cache_config {
     uint32_t sequences_max;
     uint64_t tokens_max;          /**< of all sequences together; decides how many pages there are */
     uint32_t sequence_tokens_max; /**< of one sequence; 0: tokens_max */
-    uint32_t workspace_mib;       /**< scratch memory in MiB; 0: 64. Calls that need more are cut between sequences */
+    uint32_t workspace_mib; /**< scratch memory in MiB; 0: 64. Calls that need more are cut between sequences; what
+                                 one sequence needs, workspace_size and nbl_client_workspace tell */
     uint32_t center_tokens; /**< since 1.1: the centre comes from at most so many first tokens of a sequence, whatever
-                                 the first append brings; 32..1024, 0: 1024 (NUM 4.2) */
+                                 the first append brings; 32..1024, 0: 1024 (NUM 4.2). Prompts share published pages
+                                 only if they agree in these tokens: 64 where they are to */
     uint32_t prefix_roots_max; /**< since 1.1: with NBL_CACHE_PREFIX, how many prefixes that differ in salt or centre
                                     tokens can be kept; 0: sequences_max plus a quarter of the pages */
     uint64_t hash_key[2];      /**< since 1.1: of the prefix index; zero: random */
@@ -240,18 +242,18 @@ typedef struct nbl_cache_stats {
     nbl_quant_stats quant;
     uint64_t forks;       /**< since 1.1: seq_fork calls that succeeded */
     uint64_t page_copies; /**< since 1.1: pages copied before a write, because others held them too */
-    uint32_t
-        pages_cached[NBL_REGIONS_MAX]; /**< since 1.1: published pages that no sequence holds; not in pages_used, and
-                                                 taken when a page is needed, unless pinned */
-    uint64_t prefix_queries;           /**< since 1.1: seq_adopt calls */
-    uint64_t prefix_tokens;            /**< since 1.1: tokens they asked for */
-    uint64_t prefix_hit_tokens;        /**< since 1.1: tokens they got */
-    uint64_t pages_stored;             /**< since 1.1: pages published */
-    uint64_t pages_unstored;           /**< since 1.1: pages not published because the index was full */
-    uint64_t pages_evicted;            /**< since 1.1: published pages lost */
-    uint64_t pages_demoted;            /**< since 1.1: pages transcoded because they left the recent window */
-    uint64_t host_bytes; /**< since 1.1: memory of the host tier, allocated at creation; not in total_bytes */
-    uint64_t file_bytes; /**< since 1.1: largest size of the file tier */
+    /** Since 1.1: published pages that no sequence holds; not in pages_used, and taken when a page is needed, unless
+     *  pinned. */
+    uint32_t pages_cached[NBL_REGIONS_MAX];
+    uint64_t prefix_queries;    /**< since 1.1: seq_adopt calls */
+    uint64_t prefix_tokens;     /**< since 1.1: tokens they asked for */
+    uint64_t prefix_hit_tokens; /**< since 1.1: tokens they got */
+    uint64_t pages_stored;      /**< since 1.1: pages published */
+    uint64_t pages_unstored;    /**< since 1.1: pages not published because the index was full */
+    uint64_t pages_evicted;     /**< since 1.1: published pages lost */
+    uint64_t pages_demoted;     /**< since 1.1: pages transcoded because they left the recent window */
+    uint64_t host_bytes;        /**< since 1.1: memory of the host tier, allocated at creation; not in total_bytes */
+    uint64_t file_bytes;        /**< since 1.1: largest size of the file tier */
     uint32_t host_pages_total;
     uint32_t host_pages_used; /**< a page may be in the device and in tiers at the same time */
     uint32_t file_pages_total;
@@ -731,9 +733,8 @@ typedef struct nbl_api_v1 {
      */
     nbl_status (*seq_create)(nbl_cache *cache, uint64_t *out_sequence, nbl_error *err);
 
-    /** Frees a sequence and gives its pages back. Work that reads them must have finished or be on the stream of the
-     * work
-     *  that writes them next.
+    /** Frees a sequence and gives its pages back. Work that reads them must have finished, or be on the stream of the
+     *  work that writes them next.
      *
      * @retval NBL_OK
      * @retval NBL_E_NOT_FOUND  no such sequence, or freed before
@@ -945,7 +946,8 @@ typedef struct nbl_api_v1 {
      *
      * A prefix is exported by forking it first. Equal sequences give equal bytes, whatever pages they lie in and
      * whatever backend computed them; what no token uses is zero.
-     * Ordering   complete on return; waits for earlier work of the device
+     * Ordering   complete on return; waits for earlier work of the device, on CUDA of its blocking streams: work on
+     *            others must have finished
      * @retval NBL_OK
      * @retval NBL_E_NOT_FOUND  no such sequence
      * @retval NBL_E_NO_MEMORY  bytes is less than snapshot_size says, or no host memory

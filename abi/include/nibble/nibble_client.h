@@ -179,9 +179,9 @@ static inline nbl_status nbl_client_config(const nbl_client *client, const char 
     return NBL_OK;
 }
 
-/** Raises workspace_mib of a configuration to what attention of up to q_tokens query rows of one sequence takes on the
- *  client's device, which is asked. To be called between nbl_client_config and cache_create by engines that prefill on a
- *  GPU: the default, 64, serves decode and small pieces of a prefill.
+/** Raises workspace_mib of a configuration to what attention of up to q_tokens query tokens of one sequence takes on
+ *  the client's device, which is asked. Engines that prefill on a GPU call it between nbl_client_config and
+ *  cache_create: the default, 64, serves decode and small pieces of a prefill.
  *
  * @param policy    as nbl_client_config gave it
  * @param q_tokens  most query tokens of one sequence in a call of cache_attend

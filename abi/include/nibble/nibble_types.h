@@ -170,7 +170,7 @@ enum nbl_qformat {
     NBL_Q_DEFAULT = 0, /**< NBL_Q8 */
     NBL_Q8 = 1,        /**< int8 */
     NBL_Q4 = 2,        /**< mxfp4 */
-    NBL_Q_FP4 = 3,     /**< K's own format, nvfp4 or mxfp4: the Blackwell core, with V in fp8_e4m3 (NUM 7) */
+    NBL_Q_FP4 = 3,     /**< K's own format, nvfp4, mxfp4 or mxfp4_16: the Blackwell core, V in fp8_e4m3 (NUM 7) */
     NBL_QFORMAT_MAX_ENUM = 0x7fffffff
 };
 
@@ -239,9 +239,9 @@ typedef struct nbl_pool {
     const nbl_region *regions;
     uint32_t region_count; /**< 1..8 */
     uint32_t reserved;
-    const float
-        *k_scale; /**< float32 [L, Hk] in device memory, or NULL: 1. What K is stored as a multiple of, in pools of
-                               the float core alone; 2^-30 to 2^30 (NUM 6.7) */
+    /** float32 [L, Hk] in device memory, or NULL: 1. What K is stored as a multiple of, in pools of the float core
+     *  alone; 2^-30 to 2^30 (NUM 6.7). */
+    const float *k_scale;
     const float *v_scale; /**< the same of V */
 } nbl_pool;
 
