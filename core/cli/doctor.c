@@ -174,10 +174,11 @@ static void check_sim(findings *all, const char *backend_dir)
              session.caps.threads);
         check_sim_result(all, &session);
     } else {
-        const char *fix = phase_reached(&session) <= NBL_PHASE_FIND
-                              ? "install libnibble-backend-sim.so.1 in nibble/ beside libnibble, or set "
-                                "NIBBLE_BACKEND_DIR"
-                              : file_fix(&fault);
+        const char *missing = secure_getenv("NIBBLE_BACKEND_DIR")
+                                  ? "unset NIBBLE_BACKEND_DIR, or let it name the directory that has the file"
+                                  : "install libnibble-backend-sim.so.1 in nibble/ beside libnibble, or set "
+                                    "NIBBLE_BACKEND_DIR";
+        const char *fix = phase_reached(&session) <= NBL_PHASE_FIND ? missing : file_fix(&fault);
         find_failure(all, VERDICT_FAIL, "sim", fix, &session, &fault);
     }
     nbl_session_close(&session);

@@ -69,7 +69,10 @@ static json_t *probe_json(const nbl_api_v1 *api, const char *backend, const char
     nbl_fault fault = {""};
     nbl_load_attempt attempt;
     int code = nbl_session_probe(&probe, backend, backend_dir, &fault);
-    (void)nbl_session_last_attempt(&probe, &attempt);
+    if (!nbl_session_last_attempt(&probe, &attempt)) { /* there is no file to try */
+        attempt.status = NBL_E_NOT_FOUND;
+        attempt.phase = NBL_PHASE_FIND;
+    }
     json_t *entry = attempt_json(api, &attempt, backend, code == NBL_EXIT_OK ? "not chosen" : fault.text);
     nbl_session_close(&probe);
     return entry;

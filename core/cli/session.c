@@ -2,10 +2,12 @@
 #include "session.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 int nbl_session_api(const nbl_api_v1 **out_api, nbl_fault *fault)
 {
@@ -178,12 +180,27 @@ int nbl_session_try(nbl_session *out_session, const nbl_session_options *options
     return open_session(out_session, options, 0, options->backend ? "--backend" : NULL, fault);
 }
 
+/* Tells whether a directory has the file of a backend. */
+static bool has_backend(const char *directory, const char *backend)
+{
+    char path[PATH_MAX];
+    const int bytes = snprintf(path, sizeof path, "%s/libnibble-backend-%s.so.1", directory, backend);
+    return bytes > 0 && (size_t)bytes < sizeof path && access(path, F_OK) == 0;
+}
+
+/* The load that counts looks in NIBBLE_BACKEND_DIR and nowhere else but backend_dir; a probe ignores the variables. */
 int nbl_session_probe(nbl_session *out_session, const char *backend, const char *backend_dir, nbl_fault *fault)
 {
     const char *variable = secure_getenv("NIBBLE_BACKEND_DIR");
-    const char *usable = variable && variable[0] == '/' ? variable : NULL; /* the load that counts complains */
-    const nbl_session_options options = {.backend = backend, .backend_dir = backend_dir ? backend_dir : usable};
+    nbl_session_options options = {.backend = backend, .backend_dir = backend_dir};
     *out_session = (nbl_session){.quiet = true};
+    if (variable && variable[0] == '/' && backend[0] != '/') { /* else the load that counts complains */
+        if (!backend_dir || !has_backend(backend_dir, backend))
+            options.backend_dir = variable;
+        if (!has_backend(options.backend_dir, backend))
+            return nbl_fault_set(fault, NBL_EXIT_BACKEND, "backend \"%s\": no libnibble-backend-%s.so.1 in: %s%s%s",
+                                 backend, backend, backend_dir ? backend_dir : "", backend_dir ? ", " : "", variable);
+    }
     return open_session(out_session, &options, NBL_LOAD_IGNORE_ENV, NULL, fault);
 }
 

@@ -65,7 +65,7 @@ int nbl_session_open(nbl_session *out_session, const nbl_session_options *option
 int nbl_session_try(nbl_session *out_session, const nbl_session_options *options, nbl_fault *fault);
 
 /** Opens the first device of one backend, a name or an absolute path, and of no other: of the environment only
- *  NIBBLE_BACKEND_DIR counts, and only if backend_dir is NULL. Quiet, and closed, as nbl_session_try. */
+ *  NIBBLE_BACKEND_DIR counts, as in a load. Quiet, and closed, as nbl_session_try. */
 int nbl_session_probe(nbl_session *out_session, const char *backend, const char *backend_dir, nbl_fault *fault);
 
 /** What became of the last backend tried; strings live as long as the session. False if none was. */

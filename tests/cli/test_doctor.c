@@ -106,6 +106,26 @@ static void expect_sim(const char *text, const char *fix)
     expect_line(directory, "sim", 1, line);
 }
 
+/* NIBBLE_BACKEND_DIR takes the place of the directories beside the library: a file there is not found by anybody. */
+Test(doctor, directory_without_the_file)
+{
+    char line[2048];
+    const char *path = scratch("nothing");
+    snprintf(directory, sizeof directory, "%s", path);
+    *strrchr(directory, '/') = '\0';
+    cr_assert(setenv("NIBBLE_BACKEND_DIR", directory, 1) == 0, "setenv");
+    snprintf(line, sizeof line, "\nfail  sim: backend \"sim\": no libnibble-backend-sim.so.1 in: %s -> ", directory);
+    tool_result result = tool_run(NULL, (const char *const[]){"doctor", NULL});
+    expect_actionable(result.out);
+    cr_assert(strstr(result.out, line) != NULL, "no line\n%s\nin\n%s", line, result.out);
+    cr_assert(result.exit_code == 1, "exit %d", result.exit_code);
+    tool_free(&result);
+    snprintf(line, sizeof line, "\nbackend  sim    NBL_E_NOT_FOUND (find)\n         backend \"sim\": no ");
+    result = tool_run(NULL, (const char *const[]){"info", NULL});
+    cr_assert(strstr(result.out, line) != NULL, "no line\n%s\nin\n%s", line, result.out);
+    tool_free(&result);
+}
+
 Test(doctor, truncated_file)
 {
     size_t size;

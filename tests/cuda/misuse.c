@@ -6,7 +6,7 @@
  *     misuse          runs every case in a process of its own; exits with 77 and the reason without a GPU
  *     misuse CASE     runs one
  */
-#include "problem.h"
+#include "operations.h"
 
 #include <cuda_runtime_api.h>
 #include <dirent.h>
@@ -344,6 +344,11 @@ static void try_other_memory(nbl_append_args *a)
     expect_cuda(cudaFree(memory), "cudaFree");
 }
 
+static void expect_first(const char *after)
+{
+    expect_current(0, after);
+}
+
 /* Work on one device while another one is current: the bytes are those of the simulator, and the engine's
  * device stays current. */
 static void case_devices(void)
@@ -358,28 +363,31 @@ static void case_devices(void)
     small_calls();
     make_problem();
     expect_current(0, "allocations and appends");
+    operations all = operations_make(&p);
     nbl_append_args append = problem_append_args(&p, CUDA);
-    nbl_attend_args attend = problem_attend_args(&p, CUDA);
-    nbl_gather_args gather = problem_gather_args(&p, CUDA);
-    nbl_copy_pages_args copy = problem_copy_args(&p, CUDA);
-    expect_good(call_append(&append, &err), &err, "append");
-    expect_current(0, "append");
-    expect_good(call_attend(&attend, &err), &err, "attend");
-    expect_current(0, "attend");
-    expect_good(call_gather(&gather, &err), &err, "gather");
-    expect_current(0, "gather");
-    expect_good(call_copy_pages(&copy, &err), &err, "copy_pages");
-    expect_current(0, "copy_pages");
+    operations_run(&all, CUDA, expect_first);
     try_other_memory(&append);
     append.stream.device = 0;
     expect_refused(call_append(&append, &err), NBL_E_INVALID, &err, "stream.device is 0, the device is 1");
     expect_current(0, "a refused append");
-    problem_step(&p, SIM);
-    world_compare(&w, p.o, "o of the second device");
-    world_compare(&w, p.lse, "lse of the second device");
+    operations_run(&all, SIM, NULL);
+    operations_compare(&all);
     problem_free(&p);
     reopen(0);
     expect_current(0, "close");
+}
+
+/* The same operations on the one device that there always is. */
+static void case_operations(void)
+{
+    nbl_error err = NBL_INIT(nbl_error);
+    make_problem();
+    operations all = operations_make(&p);
+    operations_run(&all, CUDA, expect_first);
+    operations_run(&all, SIM, NULL);
+    expect_good(check(&err), &err, "check");
+    operations_compare(&all);
+    problem_free(&p);
 }
 
 /* A kernel of somebody else fails: the context is lost, and every later call says so. */
@@ -459,9 +467,10 @@ static void case_leaks(void)
 static const struct {
     const char *name;
     void (*run)(void);
-} cases[] = {{"memory", case_memory},   {"host_pointers", case_host_pointers}, {"streams", case_streams},
-             {"devices", case_devices}, {"bad_data", case_bad_data},           {"leaks", case_leaks},
-             {"fault", case_fault}};
+} cases[] = {{"memory", case_memory},         {"host_pointers", case_host_pointers},
+             {"streams", case_streams},       {"devices", case_devices},
+             {"operations", case_operations}, {"bad_data", case_bad_data},
+             {"leaks", case_leaks},           {"fault", case_fault}};
 
 static int run_case(const char *name)
 {
