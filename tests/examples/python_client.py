@@ -116,6 +116,19 @@ class Plain(WithDevice):
                 self.assertEqual(cache.stats().tokens, 2 * TOKENS)
         self.assertEqual(answers["kv4,recent=64,layers=last1:kv8"], answers["kv8"])
 
+    def test_a_workspace_that_is_too_small(self) -> None:
+        k, q = self.tensor(1, 1100, 1), self.tensor(8, 1000, 2)
+        for mib, works in ((1, False), (64, True)):
+            with nibble.Cache(self.device, "kv8", layers=1, kv_heads=1, head_dim=DIM, sequences=1, tokens=1100,
+                              workspace_mib=mib) as cache:
+                sequence = cache.sequence()
+                sequence.append(k, k)
+                if works:
+                    self.assertEqual(tuple(sequence.attend(q).shape), (1000, 8, DIM))
+                else:
+                    with self.assertRaisesRegex(nibble.Error, r"1000 query rows in a call needs .* is 1; raise it"):
+                        sequence.attend(q)
+
     def test_the_query_form_is_the_recipes(self) -> None:
         k, v, q = self.tensor(KV_HEADS, TOKENS, 1), self.tensor(KV_HEADS, TOKENS, 2), self.tensor(Q_HEADS, ROWS, 3)
         answers = []

@@ -79,12 +79,18 @@ class Sequence;
 /** Managed pages. Sequences must not outlive it. */
 class Cache {
 public:
+    /** workspace_mib: scratch memory, 0 is 64; on CUDA long prefills need more, and are refused with the number. */
     Cache(Device device, const std::string &policy, std::uint32_t layers, std::uint32_t kv_heads,
-          std::uint32_t head_dim, std::uint32_t sequences, std::uint64_t tokens)
+          std::uint32_t head_dim, std::uint32_t sequences, std::uint64_t tokens, std::uint32_t workspace_mib = 0)
         : device_(std::move(device)), cache_(nullptr, Close{device_})
     {
+        nbl_policy parsed;
+        nbl_cache_config config;
         nbl_cache *made = nullptr;
-        call(nbl_client_cache, device_.client(), policy.c_str(), layers, kv_heads, head_dim, sequences, tokens, &made);
+        call(nbl_client_config, device_.client(), policy.c_str(), layers, kv_heads, head_dim, sequences, tokens,
+             &parsed, &config);
+        config.workspace_mib = workspace_mib;
+        call(device_.api().cache_create, device_.client()->device, &config, &made);
         cache_.reset(made);
     }
 

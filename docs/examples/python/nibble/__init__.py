@@ -229,8 +229,9 @@ class Cache:
     """Managed pages for a number of sequences; keys and values of one head dimension."""
 
     def __init__(self, device: Device, policy: str = "default", *, layers: int, kv_heads: int, head_dim: int,
-                 sequences: int, tokens: int, page_tokens: int = 64) -> None:
-        """policy: "default", a recipe such as "kv4", or one with rules such as "kv4,recent=256,layers=last4:kv8"."""
+                 sequences: int, tokens: int, page_tokens: int = 64, workspace_mib: int = 0) -> None:
+        """policy: "default", a recipe such as "kv4", or one with rules such as "kv4,recent=256,layers=last4:kv8".
+        workspace_mib: scratch memory, 0 is 64; on CUDA long prefills need more, and are refused with the number."""
         self.device, self.head_dim, self._cache = device, head_dim, c.c_void_p()
         parsed = abi.nbl_policy()
         device.library.call("policy_parse", policy.encode(), layers, head_dim, head_dim, c.byref(parsed))
@@ -241,7 +242,7 @@ class Cache:
                                  v_scale_rule=parsed.scale_rule)
         config = abi.nbl_cache_config(shape=shape, k_format=parsed.k_format, v_format=parsed.v_format,
                                       sink_tokens=parsed.sink_tokens, sequences_max=sequences, tokens_max=tokens,
-                                      rules=parsed.rules, rule_count=parsed.rule_count)
+                                      workspace_mib=workspace_mib, rules=parsed.rules, rule_count=parsed.rule_count)
         device.call("cache_create", c.byref(config), c.byref(self._cache))
 
     def call(self, name: str, *arguments: object) -> None:
