@@ -87,8 +87,8 @@ nbl_status nbl_handle_retire(void *handle, uint32_t kind, nbl_error *err)
     nbl_handle *head = handle;
     const uint32_t users = atomic_load(&head->users);
     if (users != 0)
-        return nbl_fail(err, NBL_E_STATE, NBL_ORIGIN_HOST, 0, "%s still has %u open %s", kind_name(kind), users,
-                        kind == NBL_HANDLE_RUNTIME ? "devices" : "caches");
+        return nbl_fail(err, NBL_E_STATE, NBL_ORIGIN_HOST, 0, "%s still has open %s (%u)", kind_name(kind),
+                        kind == NBL_HANDLE_RUNTIME ? "devices" : "caches", users);
     uint32_t alive = kind;
     if (!atomic_compare_exchange_strong(&head->kind, &alive, NBL_HANDLE_DEAD))
         return nbl_fail(err, NBL_E_STATE, NBL_ORIGIN_HOST, 0, "%s handle is destroyed", kind_name(kind));

@@ -95,9 +95,11 @@ Test(handles, runtime_with_open_devices)
     nbl_runtime *runtime = load_good();
     nbl_device *first = open_good(runtime);
     nbl_device *second = open_good(runtime);
-    expect_error(api()->runtime_destroy(runtime, &err), NBL_E_STATE, &err, "nibble: runtime still has 2 open devices");
+    expect_error(api()->runtime_destroy(runtime, &err), NBL_E_STATE, &err,
+                 "nibble: runtime still has open devices (2)");
     cr_assert_eq(api()->close(first, &err), NBL_OK, "close");
-    expect_error(api()->runtime_destroy(runtime, &err), NBL_E_STATE, &err, "nibble: runtime still has 1 open devices");
+    expect_error(api()->runtime_destroy(runtime, &err), NBL_E_STATE, &err,
+                 "nibble: runtime still has open devices (1)");
     cr_assert_eq(api()->close(second, &err), NBL_OK, "close");
     cr_assert_eq(api()->runtime_destroy(runtime, &err), NBL_OK, "runtime_destroy");
 }
