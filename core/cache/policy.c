@@ -265,6 +265,7 @@ nbl_status nbl_api_recipe_parse(const char *name, uint32_t k_dim, uint32_t v_dim
 /* The policy at work. */
 typedef struct policy_work {
     nbl_policy *policy;
+    const nbl_recipe *recipe; /* of all layers */
     uint32_t layers, k_dim, v_dim;
     uint32_t recent, beyond; /* modifiers seen */
 } policy_work;
@@ -319,6 +320,14 @@ static bool layers_parse(const policy_work *w, word range, uint32_t *begin, uint
     return *begin <= *end && (*end)++ < w->layers;
 }
 
+/* Queries of a call have one format, and pools one rule for scales: no recipe of some layers brings its own. */
+static bool is_like_others(const nbl_recipe *layers, const nbl_recipe *others)
+{
+    const bool queries = layers->q_format == NBL_Q4 || layers->q_format == NBL_Q_FP4;
+    const bool scales = layers->scale_rule != NBL_RULE_DEFAULT;
+    return (!queries || layers->q_format == others->q_format) && (!scales || layers->scale_rule == others->scale_rule);
+}
+
 /* RANGE:RECIPE, a recipe of its own for some layers. */
 static nbl_status layers_modifier(policy_work *w, const word *modifier, nbl_error *err)
 {
@@ -334,6 +343,11 @@ static nbl_status layers_modifier(policy_work *w, const word *modifier, nbl_erro
                           (int)modifier->bytes, modifier->text, w->layers - 1u);
     const word name = {colon + 1, (size_t)(value.text + value.bytes - colon) - 1u};
     NBL_TRY(name_parse(&name, &r, err));
+    if (!is_like_others(&r, w->recipe))
+        return NBL_REFUSE(err, NBL_E_INVALID,
+                          "policy modifier \"%.*s\" asks for queries or scales that the other layers do not have "
+                          "(needed: a pair of formats, K/V)",
+                          (int)modifier->bytes, modifier->text);
     defaults_set(&r, w->k_dim, w->v_dim);
     rule.k_format = r.k_format;
     rule.v_format = r.v_format;
@@ -405,7 +419,7 @@ nbl_status nbl_api_policy_parse(const char *text, uint32_t layers, uint32_t k_di
 {
     nbl_policy p = NBL_INIT(nbl_policy);
     nbl_recipe r = NBL_INIT(nbl_recipe);
-    policy_work work = {.policy = &p, .layers = layers, .k_dim = k_dim, .v_dim = v_dim};
+    policy_work work = {.policy = &p, .recipe = &r, .layers = layers, .k_dim = k_dim, .v_dim = v_dim};
     const char *cursor = text;
     uint32_t given = 0;
     word w;

@@ -127,6 +127,11 @@ Test(cache_policy, refusals)
                 {"fp16,recent=16:k", NBL_E_INVALID, "modifier recent keeps tokens in int8 beside fp16"},
                 {"bf16/fp16,beyond=16:v", NBL_E_INVALID, "modifier beyond keeps tokens in int8 beside fp16"},
                 {"bf16/fp16,beyond=16:k", NBL_OK, ""},
+                {"kv4,layers=0:qk4v8", NBL_E_INVALID, "\"layers=0:qk4v8\" asks for queries or scales that"},
+                {"nvfp4,layers=0:nvfp4_4over6", NBL_E_INVALID, "asks for queries or scales"},
+                {"nvfp4,layers=0:mpfa", NBL_E_INVALID, "asks for queries or scales"},
+                {"nvfp4_4over6,layers=0:nvfp4_4over6", NBL_OK, ""},
+                {"qk4v8,layers=0:qk4v8,layers=1:kv8", NBL_OK, ""},
                 {"fp16,layers=last1:kv8", NBL_OK, ""},
                 {"mpfa,layers=last1:nvfp4/fp8_e4m3", NBL_OK, ""}};
     nbl_error err = NBL_INIT(nbl_error);
