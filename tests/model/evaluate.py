@@ -104,10 +104,12 @@ class Evaluation:
         return self.heads[0]
 
     def tokens(self, text: str, count: int) -> list[int]:
-        """The begin marker, if the model knows one, and the first pieces of a text, after its front matter."""
+        """The begin marker, if the model knows one, and the pieces of a passage of a text, after its front matter."""
         self.check(count)
-        body = corpus.read(self.args.corpus, text)[3000:]
-        found = [*self.model.begin, *self.tokenizer.encode(body[:count * 8])][:count]
+        name, _, number = text.partition(".")
+        body, room = corpus.read(self.args.corpus, name)[3000:], count - len(self.model.begin)
+        first = (int(number or 1) - 1) * room
+        found = [*self.model.begin, *self.tokenizer.encode(body[:(first + count) * 8])[first:first + room]]
         if len(found) < count:
             raise ValueError(f"the text {text} has {len(found)} tokens (needed: {count})")
         return found
@@ -192,6 +194,11 @@ def add_perplexity(e: Evaluation, text: str, count: int, policies: list[str], de
               lambda p=policy: e.perplexity(text, count, p, *how))
 
 
+def passages(e: Evaluation) -> list[str]:
+    """Passages of all texts, one after the other: "prose", "prose.2" and so on."""
+    return [text + f".{n}" * (n > 1) for n in range(1, e.args.passages + 1) for text in e.args.texts]
+
+
 def plan_round1(e: Evaluation, length: int, quick: bool) -> None:
     """Perplexity and KL."""
     main, *others = e.args.texts
@@ -233,11 +240,28 @@ def plan_round3(e: Evaluation, length: int, quick: bool) -> None:
 def plan_sweep(e: Evaluation, _length: int, quick: bool) -> None:
     """Longer texts, decoded."""
     for count in [] if quick else e.args.sweep:
-        for text in e.args.texts:
+        for text in passages(e):
             add_perplexity(e, text, count, e.args.policies or SWEPT, decoded=True)
 
 
 PLANS = {"1": plan_round1, "3": plan_round3, "2": plan_round2, "4": plan_sweep}
+
+
+def means(rows: list[dict]) -> list[dict]:
+    """What a policy costs on average over the texts of one length, with standard errors from their scatter."""
+    groups: dict[tuple, list[dict]] = {}
+    for row in rows:
+        groups.setdefault((row["length"], row["first"], row["policy"]), []).append(row)
+    found = []
+    for (length, first, policy), group in groups.items():
+        if len(group) == 1:
+            continue
+        out = {"length": length, "first": first, "policy": policy, "texts": len(group), "bits": group[0]["bits"]}
+        for key in ("rise_percent", "kl", "top1_percent"):
+            values = [row[key] for row in group]
+            out |= {key: float(np.mean(values)), f"{key}_error": float(np.std(values, ddof=1) / np.sqrt(len(values)))}
+        found.append(out)
+    return found
 
 
 def write_tables(out: Path, results: dict[str, dict]) -> None:
@@ -253,6 +277,8 @@ def write_tables(out: Path, results: dict[str, dict]) -> None:
         tables.setdefault(kind, []).append(flat)
         for row in result.get("by_position", []):
             tables.setdefault("position", []).append({**{k: result[k] for k in ("text", "length", "policy")}, **row})
+    if averages := means(tables.get("perplexity", [])):
+        tables["mean"] = averages
     for kind, rows in tables.items():
         columns = list(dict.fromkeys(k for row in rows for k in row))
         with (out / f"{kind}.csv").open("w", newline="") as file:
@@ -315,6 +341,7 @@ def parse_args() -> argparse.Namespace:
     p.add_argument("--policies", nargs="+", metavar="POLICY",
                    help="measured in rounds 1, 2 and 4, instead of those of docs/accuracy.md")
     p.add_argument("--sweep", type=numbers, default=[4096, 8192], help="tokens of the longer texts")
+    p.add_argument("--passages", type=positive, default=1, help="of each of the longer texts, one after the other")
     p.add_argument("--recall", type=numbers, help="tokens of the contexts of recall (default: --length)")
     p.add_argument("--contexts", type=positive, default=2, help="of recall, eight needles each")
     p.add_argument("--prompts", type=positive, default=8, help="continued, for repetition")

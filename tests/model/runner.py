@@ -20,6 +20,7 @@ import nibble  # noqa: E402
 
 FIRST_CHUNK = 1024  # what a centre is computed from (NUM 4.2)
 CHUNK = 512
+STEP_MAX = 2048  # tokens of one step that a cache has room for unless told otherwise
 
 
 class Exact:
@@ -102,10 +103,11 @@ def step(model: Model, states: list, tokens: list[list[int]]) -> list[Array]:
 
 
 def prefill(model: Model, state: object, tokens: list[int], chunk: int = CHUNK, head: int = FIRST_CHUNK) -> Array:
-    """Hidden states of all tokens; the first chunk, head, decides the centre."""
+    """Hidden states of all tokens: first head of them, in steps as long as may be, then chunks. The first step decides
+    the centre."""
     out, at = [], 0
     while at < len(tokens):
-        count = head if state.tokens == 0 else chunk
+        count = min(head - at, STEP_MAX) if at < head else chunk
         out += step(model, [state], [tokens[at:at + count]])
         at += len(out[-1])
     return np.concatenate(out)
