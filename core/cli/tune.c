@@ -51,10 +51,9 @@ const nbl_command nbl_command_tune = {
     "tune",
     "Policy with the least error for a budget of bits, measured on captured layers.",
     "First the transforms that cost no bits are tried, then, step by step, the change that takes away most error per\n"
-    "bit: a better recipe for a layer, more first or last tokens in int8. Layers that the capture lacks keep the "
-    "first\n"
-    "recipe. The error is that of attend at the last query rows, against fp64. Any command that takes a policy takes\n"
-    "@FILE for one that --out wrote.\n",
+    "bit: a better recipe for a layer, more first or last tokens in int8; then the transforms once more. Layers that\n"
+    "the capture lacks keep the first recipe. The error is that of attend at the last query rows, against fp64. Any\n"
+    "command that takes a policy takes @FILE for one that --out wrote.\n",
     tune_options,
     sizeof tune_options / sizeof tune_options[0],
     tune_run,
@@ -306,19 +305,28 @@ static void step_note(search *s, const char *change, const candidate *c)
     nbl_table_add(&s->table, "%s", nbl_real_text(c->error, 6, text));
 }
 
+/* A change of a knob as text; a recipe's own block has no number here. */
+static void knob_text(uint32_t knob, uint32_t index, char change[64])
+{
+    const uint32_t value = knobs[knob].values[index];
+    if (value == UINT32_MAX)
+        snprintf(change, 64, "%s of the recipe", knobs[knob].key);
+    else
+        snprintf(change, 64, "%s=%u", knobs[knob].key, value);
+}
+
 /* The transforms, one after the other, each at its best. */
 static int transforms_search(search *s, nbl_fault *fault)
 {
-    int code = candidate_measure(s, s->best, fault);
-    step_note(s, "start", s->best);
+    int code = NBL_EXIT_OK;
     for (uint32_t k = 0; k < KNOBS && code == NBL_EXIT_OK; k++) {
-        for (uint32_t i = 1; knobs[k].is_free && i < knobs[k].count && code == NBL_EXIT_OK; i++) {
+        for (uint32_t i = 0; knobs[k].is_free && i < knobs[k].count && code == NBL_EXIT_OK; i++) {
             *s->trial = *s->best;
             s->trial->knob[k] = i;
             code = candidate_measure(s, s->trial, fault);
             if (code == NBL_EXIT_OK && isfinite(s->trial->bits) && s->trial->error < s->best->error) {
                 char change[64];
-                snprintf(change, sizeof change, "%s=%u", knobs[k].key, knobs[k].values[i]);
+                knob_text(k, i, change);
                 *s->best = *s->trial;
                 step_note(s, change, s->best);
             }
@@ -371,7 +379,7 @@ static int knobs_try(search *s, double *most, char leader_change[64], nbl_fault 
             char change[64];
             *s->trial = *s->best;
             s->trial->knob[k] = i;
-            snprintf(change, sizeof change, "%s=%u", knobs[k].key, knobs[k].values[i]);
+            knob_text(k, i, change);
             code = trial_judge(s, most, change, leader_change, fault);
         }
     }
@@ -521,9 +529,15 @@ static int search_run(search *s, tune_values *values, const nbl_capture *capture
     if (code == NBL_EXIT_OK)
         code = start_check(s, fault);
     if (code == NBL_EXIT_OK)
+        code = candidate_measure(s, s->best, fault);
+    if (code == NBL_EXIT_OK) {
+        step_note(s, "start", s->best);
         code = transforms_search(s, fault);
+    }
     if (code == NBL_EXIT_OK)
         code = budget_search(s, fault);
+    if (code == NBL_EXIT_OK) /* with a window, what is left of the error may want others */
+        code = transforms_search(s, fault);
     return code == NBL_EXIT_OK ? result_print(s, fault) : code;
 }
 

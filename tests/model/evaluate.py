@@ -62,8 +62,8 @@ class Evaluation:
         print(text, end=end, flush=True, file=sys.stderr)
 
     def add(self, name: str, function: Callable[[], dict]) -> None:
-        """One more cell, if it is asked for."""
-        if re.search(self.args.match, name):
+        """One more cell, if it is asked for and not there yet."""
+        if re.search(self.args.match, name) and name not in (known for known, _ in self.queue):
             self.queue.append((name, function))
 
     def check(self, count: int) -> None:
@@ -264,6 +264,26 @@ def means(rows: list[dict]) -> list[dict]:
     return found
 
 
+def recall_changes(rows: list[dict]) -> list[dict]:
+    """What a policy changes in recall: means over needles of its difference from the unquantized run, with errors."""
+    needles: dict[tuple, dict[tuple, dict]] = {}
+    for row in rows:
+        needles.setdefault((row["length"], row["policy"]), {})[row["seed"], row["depth"]] = row
+    found = []
+    for (length, policy), mine in needles.items():
+        base = needles.get((length, UNQUANTIZED), {})
+        shared = [needle for needle in mine if needle in base]
+        if policy == UNQUANTIZED or len(shared) < 2:
+            continue
+        out = {"length": length, "policy": policy, "needles": len(shared)}
+        for key in ("digits_percent", "nll_digit"):
+            change = [mine[n][key] - base[n][key] for n in shared]
+            out |= {key: float(np.mean([mine[n][key] for n in shared])), f"{key}_change": float(np.mean(change)),
+                    f"{key}_change_error": float(np.std(change, ddof=1) / np.sqrt(len(change)))}
+        found.append(out)
+    return found
+
+
 def write_tables(out: Path, results: dict[str, dict]) -> None:
     """CSV by kind of measurement, and everything as JSON."""
     tables: dict[str, list[dict]] = {}
@@ -279,6 +299,8 @@ def write_tables(out: Path, results: dict[str, dict]) -> None:
             tables.setdefault("position", []).append({**{k: result[k] for k in ("text", "length", "policy")}, **row})
     if averages := means(tables.get("perplexity", [])):
         tables["mean"] = averages
+    if "recall" in tables:
+        tables["recall-change"] = recall_changes(tables["recall"])
     for kind, rows in tables.items():
         columns = list(dict.fromkeys(k for row in rows for k in row))
         with (out / f"{kind}.csv").open("w", newline="") as file:
