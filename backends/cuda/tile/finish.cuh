@@ -25,19 +25,49 @@ struct finish_target {
     bool lse_base2;
 };
 
-/** Butterflies of NUM 4.1 over shared memory, with a barrier before and after. */
-CUDA_DEVICE void finish_hadamard(float *y, uint32_t dim, uint32_t n)
+/** Butterfly of an element and the one `h` away from it; `d` says which of the two is mine. */
+CUDA_DEVICE float finish_butterfly(float mine, float other, uint32_t d, uint32_t h)
 {
-    __syncthreads();
-    for (uint32_t h = 1; h < n; h *= 2u) {
-        for (uint32_t pair = threadIdx.x; pair < dim / 2u; pair += FINISH_THREADS) {
-            const uint32_t i = 2u * pair - (pair & (h - 1u)); /* h is a power of two */
-            float a = y[i];
-            float b = y[i + h];
-            y[i] = a + b;
-            y[i + h] = a - b;
+    return nbl_fma(mine, (d & h) != 0 ? -1.0f : 1.0f, other); /* other + mine or other - mine: the product is exact */
+}
+
+/** Butterflies of NUM 4.1 over blocks of n of the row's elements: between lanes, then warps, then a thread's own.
+ *  `shared` holds dim floats. */
+template <uint32_t V> CUDA_DEVICE void finish_hadamard(float (&o)[V], float *shared, uint32_t dim, uint32_t n)
+{
+    const uint32_t t = threadIdx.x;
+#pragma unroll
+    for (uint32_t h = 1; h < 32u; h *= 2u) {
+#pragma unroll
+        for (uint32_t i = 0; i < V && h < n; ++i) {
+            o[i] = finish_butterfly(o[i], __shfl_xor_sync(0xffffffffu, o[i], (int)h), t, h);
+        }
+    }
+#pragma unroll
+    for (uint32_t h = 32; h < FINISH_THREADS; h *= 2u) {
+        if (h >= n) {
+            return;
         }
         __syncthreads();
+#pragma unroll
+        for (uint32_t i = 0; i < V; ++i) {
+            if (t + i * FINISH_THREADS < dim) {
+                shared[t + i * FINISH_THREADS] = o[i];
+            }
+        }
+        __syncthreads();
+#pragma unroll
+        for (uint32_t i = 0; i < V; ++i) {
+            if (t + i * FINISH_THREADS < dim) {
+                o[i] = finish_butterfly(o[i], shared[(t ^ h) + i * FINISH_THREADS], t, h);
+            }
+        }
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < V && n > FINISH_THREADS; i += 2u) { /* n is 256 at most */
+        const float low = o[i], high = o[(i + 1u) % V];
+        o[i] = low + high;
+        o[(i + 1u) % V] = low - high;
     }
 }
 
@@ -56,21 +86,12 @@ CUDA_DEVICE void finish_row(const finish_target &to, nbl_state_head head, float 
     }
     nbl_state_output(&head, o, V, 0);
     if (to.v_hadamard != 0) {
-        __syncthreads();
-#pragma unroll
-        for (uint32_t i = 0; i < V; ++i) {
-            uint32_t d = threadIdx.x + i * FINISH_THREADS;
-            if (d < to.dim) {
-                shared[d] = o[i];
-            }
-        }
-        finish_hadamard(shared, to.dim, to.v_hadamard);
+        finish_hadamard(o, shared, to.dim, to.v_hadamard);
         float inverse = nbl_pow2(-nbl_log2_of(to.v_hadamard));
         bool is_empty = head.sum < 0x1p-126f; /* zeros stay +0 */
 #pragma unroll
         for (uint32_t i = 0; i < V; ++i) {
-            uint32_t d = threadIdx.x + i * FINISH_THREADS;
-            o[i] = d < to.dim && !is_empty ? shared[d] * inverse : 0.0f;
+            o[i] = is_empty ? 0.0f : o[i] * inverse;
         }
     }
 #pragma unroll
