@@ -42,7 +42,6 @@ constexpr uint32_t TILES_PER_PROCESSOR = 8; /* beyond that the decode kernel is 
 constexpr uint32_t TILES_BESIDE_TEAMS = 5;  /* the same where decode_team.cu takes the call; with up to four rows, */
 constexpr uint32_t TILES_BESIDE_WIDE_TEAMS = 3; /* with more */
 constexpr uint32_t ROWS_MAX = 8;                /* of a kv head of a sequence */
-constexpr uint32_t ROW_BYTES = 128;
 constexpr uint32_t TILE_WARPS = GROUPS;
 constexpr uint32_t TILE_THREADS = 32u * TILE_WARPS;
 
@@ -52,7 +51,7 @@ template <int D, int RPL> struct most {
 };
 
 /* A row of a tile, for those who combine. */
-struct tile_row {
+struct alignas(16) tile_row {
     float b;       /* 0 if the tile adds nothing */
     float sum;     /* l */
     float base;    /* B of the chunk once the tile is in; -inf if the row sees none of its tokens */
@@ -64,9 +63,7 @@ template <int D, int RPL> struct alignas(128) tile_memory : warp_memory<D, RPL> 
     static constexpr uint32_t rows = 4u * RPL;
     static_assert(sizeof(warp_memory<D, RPL>::ring) >= GROUPS * GROUP * D / 2u, "K fits");
     float logit[rows][CUDA_TILE_TOKENS]; /* float(I) * 2^ek */
-    float most[rows][GROUPS];            /* largest z */
     uint8_t weight[rows][CUDA_TILE_TOKENS];
-    tile_row row[rows];
     int32_t sums[rows][D + 16]; /* A; a row more than D apart for the banks */
 };
 
@@ -77,6 +74,7 @@ struct short_plan {
     uint32_t stride;     /* bytes from tile to tile */
     uint32_t at[2];      /* codes of K and V from the beginning of their tile */
     uint32_t group[2];   /* bytes of a group of K, of V */
+    uint32_t sums_at;    /* sums of all tiles for the rows that the block combines, [local row][tile][D] */
     uint32_t page_magic; /* n / page_tokens is the high word of n * page_magic, up to SHORT_TOKENS */
 };
 
@@ -96,11 +94,25 @@ struct row_memory {
     float offset[ROWS_MAX];
     int32_t bias[ROWS_MAX];
 };
-static_assert(sizeof(row_memory) <= ROW_BYTES, "before the tiles");
+
+enum { MOST, SUMS, TURNS, BARRIERS };
+
+/* What a block has besides its tiles: at the same place in all of them, for what they send each other. Where what was
+ * sent is counted there are barriers:
+ *     MOST     `largest` of all tiles of the chunk
+ *     SUMS     `row` and the sums of the rows that this block combines
+ *     TURNS    blocks of the chunk that have written their logits; then, that have read those of others */
+template <int D, int RPL> struct alignas(128) block_memory {
+    static constexpr uint32_t rows = 4u * RPL;
+    row_memory query;
+    uint64_t barrier[BARRIERS];
+    float largest[CUDA_CHUNK_TILES][GROUPS][rows];   /* z of a tile's group */
+    tile_row row[CLUSTER_MAX * most<D, RPL>::tiles]; /* [local row][tile] */
+};
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900 /* clusters */
 
-constexpr uint32_t AT_ONCE = 2;                /* tiles whose sums are on their way together */
+constexpr uint32_t AT_ONCE = 4;                /* tiles of a row that are read together */
 constexpr uint32_t CLASSES = NBL_PARTIAL_SUMS; /* lanes of a row in the softmax; a lane has tokens j mod 16 */
 constexpr uint32_t CLASS_TOKENS = CUDA_TILE_TOKENS / CLASSES;
 
@@ -142,6 +154,30 @@ PTX_FN uint32_t token_of(const attend_params &p, const place &w, uint32_t row)
 PTX_FN uint32_t head_of(const attend_params &p, const place &w, uint32_t row)
 {
     return w.kv_head * p.group_rows + row - token_of(p, w, row) * p.group_rows;
+}
+
+/* Blocks of a chunk. */
+PTX_FN uint32_t chunk_blocks(const place &w)
+{
+    return min(w.blocks, CUDA_CHUNK_TILES >> w.tiles_log2);
+}
+
+/* The first block of the warp's chunk. */
+PTX_FN uint32_t chunk_first(const place &w)
+{
+    return block_of(w, w.tile / CUDA_CHUNK_TILES * CUDA_CHUNK_TILES);
+}
+
+/* Rows go round the blocks that combine them. Those of the warp's block: */
+PTX_FN uint32_t rows_here(const place &w)
+{
+    return (w.rows + w.blocks - 1u - w.rank) / w.blocks;
+}
+
+/* Place of a row and tile among the rows that a block combines. */
+PTX_FN uint32_t sent_index(const place &w, uint32_t row, uint32_t tile)
+{
+    return row / w.blocks * (w.blocks << w.tiles_log2) + tile;
 }
 
 /* What a row sees; nothing if there is no such row. */
@@ -252,11 +288,24 @@ PTX_FN void make_queries(const attend_params &p, const place &w, row_memory &row
 
 /* ---------------------------------------------------------------------------------------------- products */
 
+/* Sends the largest z of a row in the warp's group to all blocks of its chunk, a lane of the row for each. */
+template <int D, int RPL>
+PTX_FN void send_most(const place &w, const block_memory<D, RPL> &block, uint32_t row, float most, uint32_t g)
+{
+    if (g < chunk_blocks(w)) {
+        const uint32_t rank = chunk_first(w) + g;
+        const float *to = &block.largest[w.tile % CUDA_CHUNK_TILES][w.group][row];
+        ptx_cluster_send_4(ptx_cluster_map(ptx_shared_address(to), rank), nbl_bits_of(most),
+                           ptx_cluster_map(ptx_shared_address(&block.barrier[MOST]), rank));
+    }
+}
+
 /* Logits of the warp's 32 tokens, and the largest z of each row. Tokens that no one sees may hold anything. */
 template <int D, int RPL>
-PTX_FN void make_logits(const attend_params &p, const place &w, const row_memory &rows, tile_memory<D, RPL> &m,
-                        const uint8_t *codes, const cuda_region &r, uint32_t lane)
+PTX_FN void make_logits(const attend_params &p, const place &w, const block_memory<D, RPL> &block,
+                        tile_memory<D, RPL> &m, const uint8_t *codes, const cuda_region &r, uint32_t lane)
 {
+    const row_memory &rows = block.query;
     const uint32_t g = lane / 4u, t = lane % 4u, first = w.group * GROUP;
     const uint32_t quad = w.group * (GROUP / 4u) + lane % (GROUP / 4u);
     prepare_scales<D, RPL>(m, r.k_format, r.v_format, w.kv_len - (int32_t)(w.tile * CUDA_TILE_TOKENS + 4u * quad),
@@ -281,10 +330,7 @@ PTX_FN void make_logits(const attend_params &p, const place &w, const row_memory
             most = position >= range.first && position < range.end ? fmaxf(most, z0) : most;
             most = position + 1 >= range.first && position + 1 < range.end ? fmaxf(most, z1) : most;
         }
-        most = column_max(most);
-        if (g == 0) {
-            m.most[row][w.group] = most;
-        }
+        send_most(w, block, row, column_max(most), g);
     }
 }
 
@@ -307,6 +353,21 @@ PTX_FN void add_values(const place &w, tile_memory<D, RPL> &m, const uint8_t *co
                 atomicAdd(&m.sums[lane_row<RPL>(t, i)][16 * n + 2 * g + e], value_sum<RPL>(acc, n, e, i));
             }
         }
+    }
+}
+
+/* Sends a tile's sums to the blocks that combine the rows; its four warps call it. */
+template <int D, int RPL>
+PTX_FN void send_sums(const place &w, const block_memory<D, RPL> &block, const short_plan &plan,
+                      const tile_memory<D, RPL> &m, uint32_t lane)
+{
+    const uint32_t sums = ptx_shared_address(&block) + plan.sums_at;
+#pragma unroll 1
+    for (uint32_t i = 4u * (32u * w.group + lane); i < w.rows * D; i += 4u * TILE_THREADS) {
+        const uint32_t row = i / D, d = i % D, rank = row % w.blocks;
+        const uint32_t to = sums + 4u * (sent_index(w, row, w.tile) * D + d);
+        ptx_cluster_send_16(ptx_cluster_map(to, rank), *reinterpret_cast<const uint4 *>(&m.sums[row][d]),
+                            ptx_cluster_map(ptx_shared_address(&block.barrier[SUMS]), rank));
     }
 }
 
@@ -393,15 +454,18 @@ PTX_FN void read_class_of(const place &w, const tile_array<D, RPL> &tiles, uint3
 
 /* Largest z of a row in tile j % 8 of the chunk. */
 template <int D, int RPL>
-PTX_FN float chunk_most(const place &w, const tile_array<D, RPL> &tiles, uint32_t row, uint32_t j)
+PTX_FN float chunk_most(const place &w, const block_memory<D, RPL> &block, uint32_t row, uint32_t j)
 {
     const uint32_t tile = w.tile / CUDA_CHUNK_TILES * CUDA_CHUNK_TILES + j % CUDA_CHUNK_TILES;
     if (tile >= (w.blocks << w.tiles_log2)) {
         return -INFINITY;
     }
-    const uint4 four =
-        ptx_cluster_load_16(ptx_cluster_map(ptx_shared_address(tiles[local_of(w, tile)].most[row]), block_of(w, tile)));
-    return fmaxf(fmaxf(nbl_float_of(four.x), nbl_float_of(four.y)), fmaxf(nbl_float_of(four.z), nbl_float_of(four.w)));
+    float most = -INFINITY;
+#pragma unroll
+    for (uint32_t group = 0; group < GROUPS; ++group) {
+        most = fmaxf(most, block.largest[j % CUDA_CHUNK_TILES][group][row]);
+    }
+    return most;
 }
 
 /* Base of the row before the warp's tile (NUM 5.4), where a tile before it may move it: one after the other. */
@@ -428,21 +492,15 @@ PTX_FN float base_by_tiles(const place &w, const tile_array<D, RPL> &tiles, uint
     return base;
 }
 
-/* The same whether or not; -inf if no tile before it takes part. `z` is chunk_most of the lane. */
-template <int D, int RPL>
-PTX_FN float base_before(const place &w, const tile_array<D, RPL> &tiles, uint32_t row, uint32_t lane, float scale,
-                         const visible_range &range, float z)
+/* Says to the blocks of the chunk that this one is as far; ptx_cluster_mbarrier_wait says that all are. All threads of
+ * the block call it. */
+template <int D, int RPL> PTX_FN void take_turn(const place &w, const block_memory<D, RPL> &block)
 {
-    const uint32_t row_lane = lane & CLASSES;
-    const bool is_before = lane % CLASSES < w.tile % CUDA_CHUNK_TILES;
-    const uint32_t takes_part = __ballot_sync(FULL_WARP, is_before && z > -INFINITY) >> row_lane & 0xffffu;
-    const uint32_t first = takes_part != 0 ? (uint32_t)__ffs((int)takes_part) - 1u : 0u;
-    const float largest = __shfl_sync(FULL_WARP, z, row_lane | first);
-    const float base = takes_part != 0 ? base_from(largest) : -INFINITY;
-    if (__any_sync(FULL_WARP, is_before && z >= base + NBL_REBASE && base > -INFINITY)) {
-        return base_by_tiles(w, tiles, row, lane, scale, range, z);
+    __syncthreads();
+    if (threadIdx.x < chunk_blocks(w)) {
+        ptx_cluster_mbarrier_arrive(
+            ptx_cluster_map(ptx_shared_address(&block.barrier[TURNS]), chunk_first(w) + threadIdx.x));
     }
-    return base;
 }
 
 /* Weights and row total of the tile, given its largest t; 16 lanes for the row. */
@@ -463,25 +521,48 @@ PTX_FN float class_weights(const class_tokens &c, const float (&t)[CLASS_TOKENS]
     return row_tree(sum);
 }
 
-/* Softmax of the warp's rows in its tile. With four rows a tile both halves of the warp do the same one. */
+/* Sends what a row is in the warp's tile to the block that combines it. */
 template <int D, int RPL>
-PTX_FN void softmax(const attend_params &p, const place &w, const row_memory &rows, const tile_array<D, RPL> &tiles,
-                    bool good, uint32_t lane)
+PTX_FN void send_row(const place &w, const block_memory<D, RPL> &block, uint32_t row, const tile_row &x)
 {
-    const uint32_t j = lane % CLASSES;
+    const uint32_t rank = row % w.blocks;
+    ptx_cluster_send_16(
+        ptx_cluster_map(ptx_shared_address(&block.row[sent_index(w, row, w.tile)]), rank),
+        make_uint4(nbl_bits_of(x.b), nbl_bits_of(x.sum), nbl_bits_of(x.base), nbl_bits_of(x.rescale)),
+        ptx_cluster_map(ptx_shared_address(&block.barrier[SUMS]), rank));
+}
+
+/* Softmax of the warp's rows in its tile. With four rows a tile both halves of the warp do the same one. True if some
+ * tile of the chunk may move a base, which its blocks find alike: then they read each other's logits. */
+template <int D, int RPL>
+PTX_FN bool softmax(const attend_params &p, const place &w, const block_memory<D, RPL> &block,
+                    const tile_array<D, RPL> &tiles, bool good, uint32_t lane)
+{
+    const uint32_t j = lane % CLASSES, row_lane = lane & CLASSES, index = w.tile % CUDA_CHUNK_TILES;
     const uint32_t row = RPL == 1 ? w.group : RPL * w.group + lane / CLASSES;
     const visible_range range = range_of(p, w, row);
-    const float scale = rows.scale[row];
-    const float z = chunk_most(w, tiles, row, j);
-    const float largest = __shfl_sync(FULL_WARP, z, (lane & CLASSES) | w.tile % CUDA_CHUNK_TILES);
-    const float before = base_before(w, tiles, row, lane, scale, range, z);
-    float base = before > -INFINITY || largest == -INFINITY ? before : base_from(largest);
+    const float scale = block.query.scale[row];
     tile_memory<D, RPL> &m = tiles[w.local];
     class_tokens c;
     float t[CLASS_TOKENS];
+    ptx_cluster_mbarrier_wait(ptx_shared_address(&block.barrier[MOST]), 0);
+    const float z = chunk_most(w, block, row, j);
+    const uint32_t take_part = __ballot_sync(FULL_WARP, z > -INFINITY) >> row_lane & 0xffu;
+    const uint32_t first = take_part != 0 ? (uint32_t)__ffs((int)take_part) - 1u : CUDA_CHUNK_TILES;
+    const float first_base = base_from(__shfl_sync(FULL_WARP, z, row_lane | first % CUDA_CHUNK_TILES));
+    const float largest = __shfl_sync(FULL_WARP, z, row_lane | index);
+    const bool may_move = __syncthreads_or(z > -INFINITY && z >= first_base + NBL_REBASE) != 0;
+    float before = first < index ? first_base : -INFINITY;
     read_class(w, m, row, j, range, c);
+    if (may_move) {
+        take_turn(w, block);
+        ptx_cluster_mbarrier_wait(ptx_shared_address(&block.barrier[TURNS]), 0);
+        before = base_by_tiles(w, tiles, row, lane, scale, range, z);
+        take_turn(w, block);
+    }
+    float base = before > -INFINITY || largest == -INFINITY ? before : base_from(largest);
     float most = class_logits(c, scale, base, t);
-    if (__any_sync(FULL_WARP, most > NBL_GRID + NBL_REBASE)) {
+    if (may_move) {
         const bool moves = most > NBL_GRID + NBL_REBASE;
         base = moves ? fmaxf(base, base_from(largest)) : base;
         most = class_logits(c, scale, base, t);
@@ -493,133 +574,105 @@ PTX_FN void softmax(const attend_params &p, const place &w, const row_memory &ro
     }
     const bool writes = RPL == 2 || lane < CLASSES;
     const float sum = class_weights(c, t, most, writes, &m.weight[row][j]);
-    if (writes && j == 0) {
-        tile_row &out = m.row[row];
+    if (writes && j == 0 && row < w.rows) {
         const bool takes_part = largest > -INFINITY;
+        tile_row out;
         out.b = takes_part && most - NBL_GRID >= NBL_WEIGHT_MIN ? nbl_grid_base(most - NBL_GRID) : 0.0f;
         out.sum = sum;
         out.base = takes_part ? base : -INFINITY;
         out.rescale = takes_part && before > -INFINITY ? nbl_pow2f(before - base) : 1.0f;
         out.rescale = good ? out.rescale : -1.0f;
+        send_row(w, block, row, out);
     }
+    return may_move;
 }
 
 /* ---------------------------------------------------------------------------------------------- combining */
 
-/* Sums of the lane's elements of a row in one tile. */
-template <int D, int RPL, int E>
-PTX_FN void read_sums(const place &w, const tile_array<D, RPL> &tiles, uint32_t tile, uint32_t row, uint32_t lane,
-                      int32_t (&a)[E])
+/* Of AT_ONCE tiles of a row, those of the row and the lane's sums. */
+template <int E> struct sent_tiles {
+    float4 row[AT_ONCE];
+    int32_t a[AT_ONCE][E];
+};
+
+/* Reads them, from the first-th on; those that are not there repeat the last one. */
+template <int E>
+PTX_FN void read_tiles(const tile_row *rows, const int32_t *sums, uint32_t first, uint32_t tiles, uint32_t lane,
+                       sent_tiles<E> &out)
 {
-    const uint32_t at =
-        ptx_cluster_map(ptx_shared_address(&tiles[local_of(w, tile)].sums[row][E * lane]), block_of(w, tile));
 #pragma unroll
-    for (int i = 0; i < E; i += 4) {
-        if (E >= 4) {
-            const uint4 four = ptx_cluster_load_16(at + 4u * i);
-            a[i] = (int32_t)four.x, a[(i + 1) % E] = (int32_t)four.y;
-            a[(i + 2) % E] = (int32_t)four.z, a[(i + 3) % E] = (int32_t)four.w;
-        } else {
-            a[0] = (int32_t)ptx_cluster_load_4(at), a[1] = (int32_t)ptx_cluster_load_4(at + 4u);
+    for (uint32_t k = 0; k < AT_ONCE; ++k) {
+        const uint32_t tile = min(first + k, tiles - 1u);
+        const int32_t *from = sums + tile * (32u * E) + E * lane;
+        out.row[k] = *reinterpret_cast<const float4 *>(&rows[tile]);
+#pragma unroll
+        for (int i = 0; i < E; i += 2) {
+            const int2 two = *reinterpret_cast<const int2 *>(from + i);
+            out.a[k][i] = two.x, out.a[k][i + 1] = two.y;
         }
     }
 }
 
-/* Of AT_ONCE tiles, from the first-th on; those that are not there repeat the last one. */
-template <int D, int RPL, int E>
-PTX_FN void read_tiles(const place &w, const tile_array<D, RPL> &tiles, uint32_t first, uint32_t row, uint32_t lane,
-                       int32_t (&a)[AT_ONCE][E])
+/* Adds the first `count` of them in order (NUM 5.4); false if a block has found a bad page. */
+template <int E> PTX_FN bool combine_tiles(const sent_tiles<E> &in, uint32_t count, row_total<E> &chunk)
 {
+    bool good = true;
 #pragma unroll
     for (uint32_t k = 0; k < AT_ONCE; ++k) {
-        read_sums<D, RPL, E>(w, tiles, min(first + k, (w.blocks << w.tiles_log2) - 1u), row, lane, a[k]);
-    }
-}
-
-/* Adds those tiles in order (NUM 5.4). `mine` is the row in tile `lane`. */
-template <int E>
-PTX_FN void combine_tiles(uint32_t first, const float4 &mine, const int32_t (&a)[AT_ONCE][E], row_total<E> &chunk)
-{
-#pragma unroll
-    for (uint32_t k = 0; k < AT_ONCE; ++k) {
-        const uint32_t from = (first + k) % 32u;
-        const float b = __shfl_sync(FULL_WARP, mine.x, from), l = __shfl_sync(FULL_WARP, mine.y, from);
-        const float base = __shfl_sync(FULL_WARP, mine.z, from), rescale = __shfl_sync(FULL_WARP, mine.w, from);
-        chunk.head.base = base > -INFINITY ? base : chunk.head.base;
+        const float b = k < count ? in.row[k].x : 0.0f, rescale = k < count ? in.row[k].w : 1.0f;
+        good = good && rescale >= 0.0f;
+        chunk.head.base = k < count && in.row[k].z > -INFINITY ? in.row[k].z : chunk.head.base;
         chunk.head.sum *= rescale;
-        chunk.head.sum = b != 0.0f ? nbl_fma(l, b, chunk.head.sum) : chunk.head.sum;
+        chunk.head.sum = b != 0.0f ? nbl_fma(in.row[k].y, b, chunk.head.sum) : chunk.head.sum;
 #pragma unroll
         for (int i = 0; i < E; ++i) {
             chunk.o[i] *= rescale;
-            chunk.o[i] = b != 0.0f ? nbl_fma((float)a[k][i], b, chunk.o[i]) : chunk.o[i];
+            chunk.o[i] = b != 0.0f ? nbl_fma((float)in.a[k][i], b, chunk.o[i]) : chunk.o[i];
         }
     }
+    return good;
 }
 
-/* The row in tile `lane` of the cluster. */
-template <int D, int RPL>
-PTX_FN float4 read_row(const place &w, const tile_array<D, RPL> &tiles, uint32_t row, uint32_t lane)
-{
-    if (lane >= (w.blocks << w.tiles_log2)) {
-        return make_float4(0.0f, 0.0f, -INFINITY, 1.0f);
-    }
-    const uint4 four =
-        ptx_cluster_load_16(ptx_cluster_map(ptx_shared_address(&tiles[local_of(w, lane)].row[row]), block_of(w, lane)));
-    return make_float4(nbl_float_of(four.x), nbl_float_of(four.y), nbl_float_of(four.z), nbl_float_of(four.w));
-}
-
-/* Chunks of a row in order (NUM 5.6); false if the row is not to be written. Sums are asked for AT_ONCE tiles ahead. */
+/* Chunks of the n-th row that the block combines, in order (NUM 5.6); false if the row is not to be written. */
 template <int D, int RPL, int E>
-PTX_FN bool combine_chunks(const place &w, const tile_array<D, RPL> &tiles, uint32_t row, uint32_t lane,
-                           row_total<E> &total)
+PTX_FN bool combine_chunks(const place &w, const block_memory<D, RPL> &block, const short_plan &plan, uint32_t n,
+                           uint32_t lane, row_total<E> &total)
 {
     const uint32_t end = ((uint32_t)w.kv_len + CUDA_TILE_TOKENS - 1u) / CUDA_TILE_TOKENS;
+    const uint32_t tiles = w.blocks << w.tiles_log2;
+    const tile_row *rows = block.row + n * tiles;
+    const int32_t *sums =
+        reinterpret_cast<const int32_t *>(reinterpret_cast<const uint8_t *>(&block) + plan.sums_at) + n * tiles * D;
     const row_total<E> empty = {nbl_state_empty(total.head.offset), {}};
     row_total<E> chunk = empty;
-    int32_t next[AT_ONCE][E];
-    const float4 mine = read_row(w, tiles, row, lane);
-    read_tiles<D, RPL, E>(w, tiles, 0, row, lane, next);
+    bool good = true;
 #pragma unroll 1
     for (uint32_t tile = 0; tile < end; tile += AT_ONCE) {
-        int32_t a[AT_ONCE][E];
-#pragma unroll
-        for (uint32_t i = 0; i < AT_ONCE * E; ++i) {
-            a[i / E][i % E] = next[i / E][i % E];
-        }
-        if (tile + AT_ONCE < end) {
-            read_tiles<D, RPL, E>(w, tiles, tile + AT_ONCE, row, lane, next);
-        }
-        combine_tiles<E>(tile, mine, a, chunk);
+        sent_tiles<E> in;
+        read_tiles<E>(rows, sums, tile, tiles, lane, in);
+        good = combine_tiles<E>(in, end - tile, chunk) && good;
         if ((tile + AT_ONCE) % CUDA_CHUNK_TILES == 0 || tile + AT_ONCE >= end) {
             nbl_state_merge(&total.head, total.o, &chunk.head, chunk.o, E);
             chunk = empty;
         }
     }
-    return __all_sync(FULL_WARP, mine.w >= 0.0f);
+    return good;
 }
 
-/* O of the rows, then their LSE, each by a warp: they go round the blocks, then their warps. Every warp arrives once at
- * the cluster's barrier: as soon as it needs the memory of other blocks no more. */
+/* O of the block's rows, then their LSE, each by a warp. */
 template <int D, int RPL>
-PTX_FN void combine(const attend_params &p, const place &w, const row_memory &rows, const tile_array<D, RPL> &tiles,
+PTX_FN void combine(const attend_params &p, const place &w, const block_memory<D, RPL> &block, const short_plan &plan,
                     uint32_t warp, uint32_t lane)
 {
     constexpr int E = D / 32;
-    const uint32_t step = w.blocks * TILE_WARPS << w.tiles_log2;
-    const uint32_t o_end = p.o.data != NULL ? w.rows : 0u, end = o_end + (p.lse.data != NULL ? w.rows : 0u);
-    uint32_t item = w.rank + w.blocks * warp;
-    if (item >= end) {
-        ptx_cluster_arrive();
-        return;
-    }
+    const uint32_t rows = rows_here(w), step = TILE_WARPS << w.tiles_log2;
+    const uint32_t o_end = p.o.data != NULL ? rows : 0u, end = o_end + (p.lse.data != NULL ? rows : 0u);
 #pragma unroll 1
-    for (; item < end; item += step) {
-        const uint32_t row = item < o_end ? item : item - o_end;
-        row_total<E> total = {nbl_state_empty(rows.offset[row]), {}};
-        const bool good = combine_chunks<D, RPL, E>(w, tiles, row, lane, total);
-        if (item + step >= end) {
-            ptx_cluster_arrive();
-        }
+    for (uint32_t item = warp; item < end; item += step) {
+        const uint32_t n = item < o_end ? item : item - o_end, row = w.rank + n * w.blocks;
+        ptx_cluster_mbarrier_wait(ptx_shared_address(&block.barrier[SUMS]), 0);
+        row_total<E> total = {nbl_state_empty(block.query.offset[row]), {}};
+        const bool good = combine_chunks<D, RPL, E>(w, block, plan, n, lane, total);
         const uint32_t token = (uint32_t)w.q_first + token_of(p, w, row), head = head_of(p, w, row);
         finish_sink_of_warp(p, head, total);
         if (good && item < o_end) {
@@ -676,6 +729,31 @@ PTX_FN bool read_sequence(const attend_params &p, place &w)
     return s.good;
 }
 
+/* Makes the block's barriers, and says so to the cluster. */
+template <int D, int RPL> PTX_FN void open_barriers(const place &w, const block_memory<D, RPL> &block)
+{
+    if (threadIdx.x == 0) {
+        ptx_mbarrier_init(ptx_shared_address(&block.barrier[MOST]), 1);
+        ptx_mbarrier_init(ptx_shared_address(&block.barrier[SUMS]), 1);
+        ptx_mbarrier_init(ptx_shared_address(&block.barrier[TURNS]), chunk_blocks(w));
+        ptx_fence_mbarrier_init();
+    }
+    __syncwarp();
+    ptx_cluster_arrive();
+}
+
+/* Announces what the others will send. */
+template <int D, int RPL> PTX_FN void expect_bytes(const place &w, const block_memory<D, RPL> &block)
+{
+    const uint32_t tiles = w.blocks << w.tiles_log2;
+    if (threadIdx.x == 0) {
+        ptx_mbarrier_arrive_expect(ptx_shared_address(&block.barrier[MOST]),
+                                   min(tiles, CUDA_CHUNK_TILES) * (uint32_t)sizeof block.largest[0]);
+        ptx_mbarrier_arrive_expect(ptx_shared_address(&block.barrier[SUMS]),
+                                   rows_here(w) * tiles * (uint32_t)(sizeof(tile_row) + sizeof(int32_t) * D));
+    }
+}
+
 #endif
 
 template <int D, int RPL>
@@ -684,11 +762,12 @@ __global__ void __launch_bounds__(most<D, RPL>::tiles *TILE_THREADS, RPL == 1 &&
 {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) uint4 dynamic[];
-    row_memory &rows = *(row_memory *)(void *)dynamic;
-    const tile_array<D, RPL> tiles = {(uint8_t *)dynamic + ROW_BYTES, plan.stride};
+    block_memory<D, RPL> &block = *(block_memory<D, RPL> *)(void *)dynamic;
+    const tile_array<D, RPL> tiles = {(uint8_t *)dynamic + sizeof block, plan.stride};
     const uint32_t lane = threadIdx.x % 32u, warp = threadIdx.x / 32u;
     place w = place_of_warp(plan);
     tile_memory<D, RPL> &m = tiles[w.local];
+    open_barriers(w, block);
     for (uint32_t i = threadIdx.x % TILE_THREADS; i < sizeof m.sums / 4u; i += TILE_THREADS) {
         (&m.sums[0][0])[i] = 0;
     }
@@ -711,29 +790,34 @@ __global__ void __launch_bounds__(most<D, RPL>::tiles *TILE_THREADS, RPL == 1 &&
     if (works) {
         ask_group<D, RPL>(p, plan, w, m, region, (uint32_t)page, lane);
     }
-    make_queries<D, RPL>(p, w, rows, tiles, warp, lane, raw);
+    expect_bytes(w, block);
+    make_queries<D, RPL>(p, w, block.query, tiles, warp, lane, raw);
+    ptx_cluster_wait(); /* all barriers are there */
     const bool has_center = !p.centering || w.center >= 0 || check_center(p, w.sequence);
     const bool good = __syncthreads_and(check_heads(p) && has_center && has_page) != 0;
     if (works) {
         ptx_cp_async_wait<1>();
         __syncwarp();
-        make_logits<D, RPL>(p, w, rows, m, codes_at(plan, m, w, 0), region, lane);
-    } else if (lane < 4u * RPL) {
-        m.most[lane][w.group] = -INFINITY;
+        make_logits<D, RPL>(p, w, block, m, codes_at(plan, m, w, 0), region, lane);
+    } else {
+#pragma unroll
+        for (int i = 0; i < RPL; ++i) {
+            send_most(w, block, lane_row<RPL>(lane % 4u, i), -INFINITY, lane / 4u);
+        }
     }
-    ptx_cluster_arrive();
-    ptx_cluster_wait();
-    softmax<D, RPL>(p, w, rows, tiles, good, lane);
+    const bool may_move = softmax<D, RPL>(p, w, block, tiles, good, lane);
     __syncthreads();
     if (works) {
         ptx_cp_async_wait<0>();
         __syncwarp();
         add_values<D, RPL>(w, m, codes_at(plan, m, w, 1), region.v_format, lane);
     }
-    ptx_cluster_arrive();
-    ptx_cluster_wait();
-    combine<D, RPL>(p, w, rows, tiles, warp, lane);
-    ptx_cluster_wait(); /* no block leaves while others read its memory */
+    __syncthreads();
+    send_sums(w, block, plan, m, lane);
+    combine(p, w, block, plan, warp, lane);
+    if (may_move) {
+        ptx_cluster_mbarrier_wait(ptx_shared_address(&block.barrier[TURNS]), 1); /* nobody reads this block any more */
+    }
 #endif
 }
 
@@ -774,18 +858,22 @@ template <int D, int RPL> short_plan plan_of(const attend_params *p)
             plan.stride += GROUPS * bytes;
         }
     }
+    plan.sums_at = sizeof(block_memory<D, RPL>) + (plan.stride << plan.tiles_log2);
     return plan;
 }
 
 template <int D, int RPL> uint32_t bytes_of(const short_plan &plan)
 {
-    return ROW_BYTES + (plan.stride << plan.tiles_log2);
+    const uint32_t rows = (4u * RPL + plan.blocks - 1u) / plan.blocks, tiles = plan.blocks << plan.tiles_log2;
+    return plan.sums_at + rows * tiles * (uint32_t)sizeof(int32_t) * D;
 }
 
 /* Largest shared memory of a block that any call needs. */
 template <int D, int RPL> constexpr uint32_t bytes_most()
 {
-    return ROW_BYTES + most<D, RPL>::tiles * (sizeof(tile_memory<D, RPL>) + 2u * CUDA_TILE_TOKENS * D);
+    constexpr uint32_t tiles = most<D, RPL>::tiles; /* of a block; a full cluster combines a row in each */
+    return sizeof(block_memory<D, RPL>) + tiles * (sizeof(tile_memory<D, RPL>) + 2u * CUDA_TILE_TOKENS * D) +
+           CLUSTER_MAX * tiles * sizeof(int32_t) * D;
 }
 
 template <int D, int RPL> int fits(const attend_params *p)

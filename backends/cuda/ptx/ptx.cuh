@@ -361,11 +361,11 @@ PTX_FN uint32_t ptx_cluster_rank(void)
     return d;
 }
 
-/** Arrives at the cluster's barrier; what was written before is seen by those who wait. PTX ISA, Parallel
- *  Synchronization, barrier.cluster */
+/** Arrives at the cluster's barrier, without saying anything about memory. PTX ISA, Parallel Synchronization,
+ *  barrier.cluster */
 PTX_FN void ptx_cluster_arrive(void)
 {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 
 /** Waits until all threads of the cluster have arrived. PTX ISA, Parallel Synchronization, barrier.cluster */
@@ -399,6 +399,45 @@ PTX_FN uint32_t ptx_cluster_load_4(uint32_t address)
     uint32_t d;
     asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(d) : "r"(address) : "memory");
     return d;
+}
+
+/** Sends 4 bytes to shared memory of the cluster; they are there when a barrier of the same block has counted them.
+ *  PTX ISA, Data Movement, st.async */
+PTX_FN void ptx_cluster_send_4(uint32_t address, uint32_t x, uint32_t barrier)
+{
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(address),
+                 "r"(x), "r"(barrier)
+                 : "memory");
+}
+
+/** 16 bytes. PTX ISA, Data Movement, st.async */
+PTX_FN void ptx_cluster_send_16(uint32_t address, const uint4 &x, uint32_t barrier)
+{
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
+        "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"(barrier)
+        : "memory");
+}
+
+/** Arrives at a barrier of a block of the cluster; what was written before is seen by those who wait for it. PTX ISA,
+ *  Parallel Synchronization, mbarrier.arrive */
+PTX_FN void ptx_cluster_mbarrier_arrive(uint32_t barrier)
+{
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+/** Waits for the end of the phase of that parity, and sees what the cluster's blocks have sent or written before. PTX
+ *  ISA, Parallel Synchronization, mbarrier.try_wait */
+PTX_FN void ptx_cluster_mbarrier_wait(uint32_t barrier, uint32_t parity)
+{
+    uint32_t done = 0;
+    while (done == 0) {
+        asm volatile("{\n .reg .pred p;\n mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+                     " selp.u32 %0, 1, 0, p;\n}"
+                     : "=r"(done)
+                     : "r"(barrier), "r"(parity)
+                     : "memory");
+    }
 }
 
 #endif
