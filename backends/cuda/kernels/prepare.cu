@@ -25,19 +25,22 @@
 
 static __device__ void check_sequence(const attend_params &p, uint32_t b)
 {
-    int32_t q_first = p.q_indptr[b];
-    int64_t q_len = (int64_t)p.q_indptr[b + 1u] - q_first;
-    int32_t kv_len = p.kv_len[b];
-    bool good = check_q_indptr(p, b);
-    good = check_lengths(p, b, q_first, q_len, kv_len) && good;
-    good = check_center(p, b) && check_heads(p) && good;
-    good = good && check_table(p, b, (uint32_t)kv_len) && check_pages<THREADS>(p, b, (uint32_t)kv_len);
+    int32_t ids[PAGE_LOADS];
+    read_pages<THREADS>(p, b, threadIdx.x, ids); /* all that may be needed is on its way together */
+    const bool has_center = !p.centering || center_row(&p.centers, b) >= 0;
+    const sequence_lengths s = read_lengths(p, b);
+    if (!s.good) {
+        report_lengths(p, b, s);
+    }
+    bool good = s.good && check_lengths(p, b, s.q_first, s.q_len, s.kv_len);
+    good = (has_center || check_center(p, b)) && check_heads(p) && good;
+    good = good && check_pages<THREADS>(p, b, (uint32_t)s.kv_len, ids);
     for (uint32_t h = threadIdx.x; h < p.kv_heads; h += THREADS) {
         p.ends[b * p.kv_heads + h] = 0;
     }
     good = __syncthreads_and(good) != 0;
     if (threadIdx.x == 0) {
-        p.sequences[b] = good ? cuda_sequence{q_first, (int32_t)q_len, kv_len, 0} : cuda_sequence{0, 0, 0, 0};
+        p.sequences[b] = good ? cuda_sequence{s.q_first, s.q_len, s.kv_len, 0} : cuda_sequence{0, 0, 0, 0};
     }
 }
 

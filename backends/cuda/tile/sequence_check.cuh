@@ -61,31 +61,50 @@ CUDA_DEVICE bool check_page(const attend_params &p, uint32_t b, uint32_t place, 
     return true;
 }
 
-/** The thread's share of the sequence's page table, by blocks of THREADS; lengths are good. */
-template <uint32_t THREADS> CUDA_DEVICE bool check_pages(const attend_params &p, uint32_t b, uint32_t kv_len)
+/** PAGE_LOADS entries of the sequence's page table, THREADS apart; those past its end are the last one. */
+template <uint32_t THREADS>
+CUDA_DEVICE void read_pages(const attend_params &p, uint32_t b, uint32_t first, int32_t (&ids)[PAGE_LOADS])
 {
     const int32_t *table = p.page_table + (uint64_t)b * p.page_table_stride;
+#pragma unroll
+    for (uint32_t k = 0; k < PAGE_LOADS; ++k) {
+        ids[k] = p.page_table_stride > 0 ? table[min(first + k * THREADS, p.page_table_stride - 1u)] : -1;
+    }
+}
+
+/** Bit k: ids[k] is a page of the pool. */
+CUDA_DEVICE uint32_t find_pages(const cuda_pages &pages, const int32_t (&ids)[PAGE_LOADS])
+{
+    uint32_t found = 0;
+    for (uint32_t i = 0; i < pages.region_count; ++i) {
+        const uint32_t first = pages.regions[i].first_page, count = pages.regions[i].page_count;
+#pragma unroll
+        for (uint32_t k = 0; k < PAGE_LOADS; ++k) {
+            found |= (uint32_t)((uint32_t)ids[k] - first < count) << k;
+        }
+    }
+    return found;
+}
+
+/** The thread's share of the sequence's page table, by blocks of THREADS; lengths are good, and `ids` what read_pages
+ *  read from the thread's first entry on. */
+template <uint32_t THREADS>
+CUDA_DEVICE bool check_pages(const attend_params &p, uint32_t b, uint32_t kv_len, int32_t (&ids)[PAGE_LOADS])
+{
     const uint32_t pages = (kv_len + p.pages.page_tokens - 1u) / p.pages.page_tokens;
     bool good = true;
     for (uint32_t first = threadIdx.x; first < pages; first += THREADS * PAGE_LOADS) {
-        int32_t ids[PAGE_LOADS];
-#pragma unroll
-        for (uint32_t k = 0; k < PAGE_LOADS; ++k) {
-            ids[k] = table[min(first + k * THREADS, pages - 1u)];
+        if (first >= THREADS * PAGE_LOADS) {
+            read_pages<THREADS>(p, b, first, ids);
         }
-        uint32_t found = 0; /* bit k: ids[k] is a page */
-        for (uint32_t i = 0; i < p.pages.region_count; ++i) {
-#pragma unroll
-            for (uint32_t k = 0; k < PAGE_LOADS; ++k) {
-                const uint32_t place = (uint32_t)ids[k] - p.pages.regions[i].first_page;
-                found |= (uint32_t)(place < p.pages.regions[i].page_count) << k;
-            }
+        const uint32_t here = min((pages - first + THREADS - 1u) / THREADS, PAGE_LOADS);
+        if ((((1u << here) - 1u) & ~find_pages(p.pages, ids)) == 0) {
+            continue;
         }
-#pragma unroll
-        for (uint32_t k = 0; k < PAGE_LOADS; ++k) {
-            if (first + k * THREADS < pages && !(found >> k & 1u)) {
-                good = check_page(p, b, first + k * THREADS, ids[k]) && good;
-            }
+#pragma unroll 1
+        for (uint32_t k = 0; k < here; ++k) {
+            const uint32_t place = first + k * THREADS;
+            good = check_page(p, b, place, p.page_table[(uint64_t)b * p.page_table_stride + place]) && good;
         }
     }
     return good;
