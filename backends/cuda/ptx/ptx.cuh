@@ -414,7 +414,8 @@ PTX_FN void ptx_cluster_send_4(uint32_t address, uint32_t x, uint32_t barrier)
 PTX_FN void ptx_cluster_send_16(uint32_t address, const uint4 &x, uint32_t barrier)
 {
     asm volatile(
-        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+            address),
         "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"(barrier)
         : "memory");
 }
