@@ -27,7 +27,6 @@ EXCEPTIONS = {
     "prefill_mma_kernel<128,128>": (60, "128 scores and elements of O a lane: 255 registers, as many as there are"),
     "decode_kernel<256,2>": (684, "head dimension 256 and two rows a lane: 255 registers, as many as there are"),
     "team_kernel": (12, "launch bounds for sm_90a, where it does not spill; one register on sm_100f and later"),
-    "short_kernel<128,1>": (28, "64 registers, so that eight tiles fit a multiprocessor; what spills is a length"),
     "decode_kernel<128,2>": (276, "twelve warps that spill a little, once a tile, are faster than eight that do not"),
     "decode_kernel<128,2,4,4>": (304, "the same: 36 on sm_90a, most on sm_80; nine warps get no more registers"),
     "decode_kernel<128,1>": (104, "sixteen warps that spill a little, once a tile, are the fastest on sm_90a"),
