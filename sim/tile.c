@@ -8,12 +8,18 @@
 
 #include "page.h"
 
-static sim_part part_of(const sim_source *source, uint32_t position, enum nbl_kind kind)
+/* The head's part of the index-th page of the sequence. */
+static sim_part part_in_page(const sim_source *source, uint32_t index, enum nbl_kind kind)
 {
-    uint32_t page = (uint32_t)source->page_table[position / source->pool->shape->page_tokens];
+    uint32_t page = (uint32_t)source->page_table[index];
     const nbl_region *region = nbl_layout_region_find(source->pool, page);
     return sim_part_in(source->pool->shape, region, &source->layouts[region - source->pool->regions], source->layer,
                        page, kind, source->head);
+}
+
+static sim_part part_of(const sim_source *source, uint32_t position, enum nbl_kind kind)
+{
+    return part_in_page(source, position / source->pool->shape->page_tokens, kind);
 }
 
 static uint32_t tokens_in_group(const sim_source *source, uint32_t first)
@@ -139,23 +145,25 @@ static void prefetch_scales(const sim_group *group, uint32_t groups)
 }
 
 /* The groups of a tile that lie whole in pages, page by page. */
-static void find_in_pages(const sim_source *source, uint32_t start, uint32_t count, enum nbl_kind kind,
-                          sim_group *groups)
+static void find_in_pages(const sim_source *source, uint32_t start, enum nbl_kind kind, sim_coded *coded)
 {
     const uint32_t page_tokens = source->pool->shape->page_tokens;
+    uint32_t page = start / page_tokens;
     uint32_t offset = start % page_tokens;
-    for (uint32_t g = 0; g < count; offset = 0) {
+    for (uint32_t g = 0; g < coded->count; ++page, offset = 0) {
         const uint32_t left = (page_tokens - offset) / SIM_GROUP;
-        const uint32_t here = left < count - g ? left : count - g;
-        const sim_part part = part_of(source, start + g * SIM_GROUP, kind);
+        const uint32_t here = left < coded->count - g ? left : coded->count - g;
+        const sim_part part = part_in_page(source, page, kind);
         const uint32_t bytes = SIM_GROUP * nbl_layout_code_bytes(part.format, part.dim);
         sim_group group = group_in_page(&part, offset);
         prefetch_scales(&group, here);
         for (const uint32_t end = g + here; g < end; ++g) {
-            groups[g] = group;
+            coded->group[g] = group;
+            coded->ahead[g] = group.codes;
             group.codes += bytes;
             group.scales += SIM_GROUP;
         }
+        coded->uniform &= part.format == coded->group[0].format;
     }
 }
 
@@ -164,24 +172,29 @@ int sim_tile_lies_whole(const sim_source *source)
     return source->pool->shape->page_tokens % SIM_GROUP == 0;
 }
 
+/* The groups of a tile, each collected from the pages it lies in. */
+static void collect(const sim_source *source, uint32_t start, enum nbl_kind kind, sim_tile_buffer *buffer,
+                    sim_coded *coded)
+{
+    for (uint32_t g = 0; g < coded->count; ++g) {
+        const uint32_t first = start + g * SIM_GROUP;
+        coded->group[g] = group_is_uniform(source, first, kind, part_of(source, first, kind).format)
+                              ? group_collected(source, first, kind, buffer->codes[g], buffer->scales[g])
+                              : group_converted(source, first, kind, buffer->codes[g], buffer->scales[g]);
+        coded->uniform &= coded->group[g].format == coded->group[0].format;
+        coded->ahead[g] = coded->group[g].codes;
+    }
+}
+
 void sim_tile_find(const sim_source *source, uint32_t index, enum nbl_kind kind, sim_tile_buffer *buffer,
                    sim_coded *coded)
 {
-    uint32_t start = index * SIM_TILE;
     coded->count = groups_in_tile(source, index);
     coded->uniform = 1;
     coded->ahead_bytes = 0;
     if (sim_tile_lies_whole(source)) {
-        find_in_pages(source, start, coded->count, kind, coded->group);
-    }
-    for (uint32_t g = 0; g < coded->count; ++g) {
-        uint32_t first = start + g * SIM_GROUP;
-        if (!sim_tile_lies_whole(source)) {
-            coded->group[g] = group_is_uniform(source, first, kind, part_of(source, first, kind).format)
-                                  ? group_collected(source, first, kind, buffer->codes[g], buffer->scales[g])
-                                  : group_converted(source, first, kind, buffer->codes[g], buffer->scales[g]);
-        }
-        coded->uniform &= coded->group[g].format == coded->group[0].format;
-        coded->ahead[g] = coded->group[g].codes;
+        find_in_pages(source, index * SIM_TILE, kind, coded);
+    } else {
+        collect(source, index * SIM_TILE, kind, buffer, coded);
     }
 }

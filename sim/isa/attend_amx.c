@@ -8,8 +8,10 @@
  * tile) stay in four registers while columns (tokens, or elements) come by 16 at a time in two: four products from two
  * loads. The sums of a step are worked on while the products of the next ones run. Other sizes go in blocks of two by
  * two registers, four products from four loads.
+ *
+ * Where 32 rows see a whole tile, their softmax takes the sums as they leave the tile registers.
  */
-#include "avx512.h"
+#include "softmax_avx512.h"
 
 #define TILE_ROWS 16u
 #define PAIR (2u * TILE_ROWS) /* rows or columns of a block of four tile registers */
@@ -92,8 +94,9 @@ static void load_rows(const void *rows)
     _tile_loadd(5, at + TILE_ROWS * 2 * LINE + LINE, 2 * LINE);
 }
 
-/* 16 columns of 32 quads, stride bytes apart, times those rows. is_qk: rows are the signed side, else columns. */
-UNROLLED void multiply(int is_qk, const void *columns, uint64_t stride, step_sums *sums)
+/* 16 columns of 32 quads, stride bytes apart, times those rows: 16 sums of each row, sums_stride bytes apart. is_qk: rows
+ * are the signed side, else columns. */
+UNROLLED void multiply(int is_qk, const void *columns, uint64_t stride, void *sums, uint64_t sums_stride)
 {
     const uint8_t *at = columns;
     _tile_loadd(6, at, stride);
@@ -111,43 +114,21 @@ UNROLLED void multiply(int is_qk, const void *columns, uint64_t stride, step_sum
         _tile_dpbusd(0, 3, 7);
         _tile_dpbusd(1, 5, 7);
     }
-    _tile_stored(0, sums->of[0], LINE);
-    _tile_stored(1, sums->of[TILE_ROWS], LINE);
+    uint8_t *to = sums;
+    _tile_stored(0, to, sums_stride);
+    _tile_stored(1, to + TILE_ROWS * sums_stride, sums_stride);
     __asm__ volatile("" : : : "memory");
 }
 
 /* ------------------------------------------------------------------------------------------------ Q K */
 
-/* 16 integers to logits (NUM 5.3). */
-UNROLLED void finish(__m512i sums, int32_t bias, __m512 unit, float *x)
+/* Sums of 32 rows with D = 128, as integers in x. */
+static void qk_stay(const sim_tile *tile, const int8_t *codes, float *x)
 {
-    sums = _mm512_add_epi32(sums, _mm512_set1_epi32(bias));
-    _mm512_storeu_ps(x, _mm512_mul_ps(_mm512_cvtepi32_ps(sums), unit));
-}
-
-/* Logits of 32 rows and 16 tokens from token 16 * i. */
-static void finish_step(const sim_tile *tile, uint32_t i, const step_sums *sums, const int32_t *bias, float *x)
-{
-    const __m512 unit = _mm512_loadu_ps(tile->unit + i * LANES);
-    for (uint32_t r = 0; r < PAIR; ++r) {
-        finish(_mm512_load_si512(sums->of[r]), bias[r], unit, x + r * SIM_TILE + i * LANES);
-    }
-}
-
-/* Logits of 32 rows with D = 128. */
-static void qk_stay(const sim_tile *tile, const int8_t *codes, const int32_t *bias, float *x)
-{
-    step_sums sums[2];
-    uint32_t steps = tile->groups * HALVES;
     load_rows(codes);
-    for (uint32_t i = 0; i <= steps; ++i) {
-        if (i < steps) {
-            const uint8_t *k = tile->k + i / HALVES * SIM_GROUP * 2u * LINE + i % HALVES * LINE;
-            multiply(1, k, HALVES * LINE, &sums[i % 2u]);
-        }
-        if (i > 0) {
-            finish_step(tile, i - 1u, &sums[(i - 1u) % 2u], bias, x);
-        }
+    for (uint32_t i = 0; i < tile->groups * HALVES; ++i) {
+        const uint8_t *k = tile->k + i / HALVES * SIM_GROUP * 2u * LINE + i % HALVES * LINE;
+        multiply(1, k, HALVES * LINE, x + i * LANES, SIM_TILE * sizeof *x);
     }
 }
 
@@ -165,15 +146,20 @@ static void qk_block(const int8_t *codes, const uint8_t *k, uint32_t dim, uint32
     store_sums(x, SIM_TILE * sizeof *x);
 }
 
-/* Logits of 32 rows. */
-static void qk_blocks(const sim_tile *tile, const int8_t *codes, uint32_t depth, const int32_t *bias, float *x)
+/* Sums of 32 rows, as integers in x. */
+static void qk_blocks(const sim_tile *tile, const int8_t *codes, uint32_t depth, float *x)
 {
     for (uint32_t g = 0; g < tile->groups; ++g) {
         qk_block(codes, tile->k + (uint64_t)g * SIM_GROUP * tile->k_dim, tile->k_dim, depth, x + g * SIM_GROUP);
     }
+}
+
+/* Logits of 32 rows from their sums, in place (NUM 5.3). */
+static void finish(const sim_tile *tile, const int32_t *bias, float *x)
+{
     for (uint32_t r = 0; r < PAIR; ++r, x += SIM_TILE) {
-        for (uint32_t t = 0; t < tile->groups * SIM_GROUP; t += LANES) {
-            finish(_mm512_loadu_si512(x + t), bias[r], _mm512_loadu_ps(tile->unit + t), x + t);
+        for (uint32_t i = 0; i < tile->groups * HALVES; ++i) {
+            _mm512_storeu_ps(x + i * LANES, logits_at(bias + r, tile, x, i));
         }
     }
 }
@@ -187,16 +173,35 @@ static void dot_qk(const sim_tile *tile, const sim_rows *rows, float *x)
     }
     for (uint32_t r = 0; r < whole; r += PAIR) {
         const int8_t *codes = rows->codes + (uint64_t)r * rows->dim;
+        float *to = x + (uint64_t)r * SIM_TILE;
         if (rows->dim == 2u * LINE) {
-            qk_stay(tile, codes, rows->bias + r, x + (uint64_t)r * SIM_TILE);
+            qk_stay(tile, codes, to);
         } else {
-            qk_blocks(tile, codes, depth, rows->bias + r, x + (uint64_t)r * SIM_TILE);
+            qk_blocks(tile, codes, depth, to);
         }
+        finish(tile, rows->bias + r, to);
     }
     if (depth != LINE) {
         set_shapes(LINE);
     }
     sim_avx512_dot_qk_from(tile, rows, whole, x);
+}
+
+/* Q K and softmax of 32 rows with D = 128. The sums stand where t will. */
+static uint32_t qk_softmax_rows(const sim_tile *tile, const sim_rows *q, sim_row_state *const *rows, float *x,
+                                uint8_t *p, float *b)
+{
+    const powers two = load_powers();
+    uint32_t done = 0;
+    if (q->count != PAIR || q->dim != 2u * LINE || tile->groups != SIM_GROUPS) {
+        return 0;
+    }
+    qk_stay(tile, q->codes, x);
+    for (uint32_t n = ROWS_TOGETHER; n == ROWS_TOGETHER && done < PAIR; done += n) {
+        n = whole_step(q->bias + done, tile, x + done * SIM_TILE, rows + done, ROWS_TOGETHER, x + done * SIM_TILE, &two,
+                       p + done * SIM_TILE, b + done);
+    }
+    return done;
 }
 
 /* ------------------------------------------------------------------------------------------------ P V */
@@ -214,7 +219,7 @@ static void pv_stay(const sim_tile *tile, const uint8_t *p, float *const *o, con
     load_rows(p);
     for (uint32_t i = 0; i <= steps; ++i) {
         if (i < steps) {
-            multiply(0, tile->v + i * LINE, 4u * (uint64_t)tile->v_dim, &sums[i % 2u]);
+            multiply(0, tile->v + i * LINE, 4u * (uint64_t)tile->v_dim, sums[i % 2u].of[0], LINE);
         }
         for (uint32_t r = 0; i > 0 && r < PAIR; ++r) {
             add_output(_mm512_load_si512(sums[(i - 1u) % 2u].of[r]), b[r], o[r] + (i - 1u) * LANES);
@@ -290,6 +295,7 @@ const sim_isa sim_isa_amx = {
     .dot_qk = dot_qk,
     .softmax = sim_avx512_softmax,
     .softmax_rows = sim_avx512_softmax_rows,
+    .qk_softmax_rows = qk_softmax_rows,
     .dot_pv = dot_pv,
     .coded_rows = CODED_ROWS,
     .coded_formats = CODED_FORMATS,

@@ -122,6 +122,22 @@ static inline __m512i dwords_of(const uint8_t *bytes)
     return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)bytes));
 }
 
+#define PLACES(v)                                                                                           \
+    4 * 0 + (v), 4 * 1 + (v), 4 * 2 + (v), 4 * 3 + (v), 4 * 4 + (v), 4 * 5 + (v), 4 * 6 + (v), 4 * 7 + (v), \
+        4 * 8 + (v), 4 * 9 + (v), 4 * 10 + (v), 4 * 11 + (v), 4 * 12 + (v), 4 * 13 + (v), 4 * 14 + (v), 4 * 15 + (v)
+
+static const uint8_t gather_places[LINE] = {PLACES(0), PLACES(1), PLACES(2), PLACES(3)};
+
+/** The low bytes of 64 dwords, in order. */
+UNROLLED __m512i low_bytes(const __m512i *dwords)
+{
+    const __m512i first_of_dword = _mm512_broadcast_i32x4(_mm_set_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0));
+    __m512i x = _mm512_mask_shuffle_epi8(dwords[0], 0x2222222222222222u, dwords[1], first_of_dword);
+    x = _mm512_mask_shuffle_epi8(x, 0x4444444444444444u, dwords[2], first_of_dword);
+    x = _mm512_mask_shuffle_epi8(x, 0x8888888888888888u, dwords[3], first_of_dword);
+    return _mm512_permutexvar_epi8(_mm512_loadu_si512(gather_places), x);
+}
+
 /* ------------------------------------------------------------------------------------------------ scales */
 
 /** Exponent bytes of a group's 32 tokens from a plane, brought into the legal range (NUM 5.10). */

@@ -199,17 +199,17 @@ static void quantize_int8(const float *x, nbl_vector *v, float amax, uint64_t *s
     v->scales[0] = nbl_e8m0_encode(e);
 }
 
-/* E2M1 codes of eight elements (NUM 3.4). */
+/* E2M1 codes of eight elements (NUM 3.4). Added to a magnitude, each of three numbers leaves the code in the low bits of
+ * the sum, right where its step applies (nbl_e2m1_encode_magnitude); beyond 6 it is 7. */
 static __m256i e2m1_codes(__m256 x)
 {
-    const float bounds[] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f};
     __m256 a = _mm256_castsi256_ps(magnitude_bits(x));
-    __m256i code = _mm256_setzero_si256();
-    for (uint32_t i = 0; i < 7u; ++i) { /* a tie goes to the even code: > below an odd one, >= below an even one */
-        __m256 bound = _mm256_set1_ps(bounds[i]);
-        __m256 above = i % 2u == 0 ? _mm256_cmp_ps(a, bound, _CMP_GT_OQ) : _mm256_cmp_ps(a, bound, _CMP_GE_OQ);
-        code = _mm256_sub_epi32(code, _mm256_castps_si256(above));
-    }
+    __m256 low = _mm256_fmadd_ps(a, _mm256_set1_ps(2.0f), _mm256_set1_ps(NBL_MAGIC));
+    __m256 middle = _mm256_add_ps(a, _mm256_set1_ps(NBL_MAGIC + 2.0f));
+    __m256 high = _mm256_fmadd_ps(a, _mm256_set1_ps(0.5f), _mm256_set1_ps(NBL_MAGIC + 4.0f));
+    __m256 most = _mm256_min_ps(high, _mm256_set1_ps(NBL_MAGIC + 7.0f));
+    __m256i sum = _mm256_castps_si256(_mm256_min_ps(_mm256_min_ps(low, middle), most));
+    __m256i code = _mm256_and_si256(sum, _mm256_set1_epi32(7));
     __m256i sign = _mm256_and_si256(_mm256_srli_epi32(_mm256_castps_si256(x), 28), _mm256_set1_epi32(8));
     return _mm256_or_si256(code, _mm256_andnot_si256(_mm256_cmpeq_epi32(code, _mm256_setzero_si256()), sign));
 }

@@ -668,15 +668,32 @@ static uint32_t whole_rows(const item *it, uint32_t first, uint32_t end, uint64_
     return i - first;
 }
 
-/* P and weights of the rows of a step for which the tile adds something, and where their O is; how many they are.
- * Rows that see all of it go together as far as they can, the others one by one. */
-static uint32_t step_softmax(item *it, uint32_t first, uint32_t end, int64_t start, uint64_t (*visible)[2], float **o,
-                             float *b)
+/* Q K and softmax of the rows of a step at once, if there is a loop that does both and all of them see the whole tile; how
+ * many it did. */
+static uint32_t step_at_once(item *it, uint32_t first, uint32_t end, uint64_t (*visible)[2], float **o, float *b)
 {
     const sim_isa *isa = it->call->device->isa;
     scratch *s = it->scratch;
-    uint32_t active = 0;
-    for (uint32_t i = first; i < end;) {
+    if (isa->qk_softmax_rows == NULL || use_codes(it, &s->k) || whole_rows(it, first, end, visible) < end - first) {
+        return 0;
+    }
+    sim_rows rows = rows_from(it, first);
+    uint32_t done = isa->qk_softmax_rows(&s->tile, &rows, it->states + first, s->x, s->p, b);
+    for (uint32_t i = 0; i < done; ++i) {
+        o[i] = s->o + (uint64_t)(first + i) * it->call->plan.v_dim;
+    }
+    return done;
+}
+
+/* P and weights of the rows of a step for which the tile adds something, and where their O is, behind the `active` rows
+ * that are there already; how many they are. Rows that see all of it go together as far as they can, the others one by
+ * one. */
+static uint32_t step_softmax(item *it, uint32_t first, uint32_t end, int64_t start, uint64_t (*visible)[2],
+                             uint32_t active, float **o, float *b)
+{
+    const sim_isa *isa = it->call->device->isa;
+    scratch *s = it->scratch;
+    for (uint32_t i = first + active; i < end;) {
         float *x = s->x + (uint64_t)(i - first) * SIM_TILE;
         uint8_t *p = s->p + (uint64_t)active * SIM_TILE;
         uint32_t many = whole_rows(it, i, end, visible);
@@ -701,8 +718,12 @@ static void step_tile(item *it, uint32_t first, int64_t start, uint64_t (*visibl
     uint32_t end = it->rows - first < ROWS_STEP ? it->rows : first + ROWS_STEP;
     float *o[ROWS_STEP];
     float b[ROWS_STEP];
-    tile_qk(it, first);
-    tile_pv(it, o, b, step_softmax(it, first, end, start, visible, o, b));
+    uint32_t active = step_at_once(it, first, end, visible, o, b);
+    if (first + active < end) {
+        tile_qk(it, first);
+        active = step_softmax(it, first, end, start, visible, active, o, b);
+    }
+    tile_pv(it, o, b, active);
 }
 
 static void item_tile(item *it, uint32_t index)

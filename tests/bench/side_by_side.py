@@ -8,7 +8,8 @@ After -- stand the options of `nibble bench`; it runs them with --json, and each
 NAME=COMMAND is a program that times the same work and prints a number; --pattern finds it (one group) and --unit says
 what it is. Every round runs each program once, in an order that turns, so that a slow moment of the machine hits all of
 them. The ratio of a round is peer / ours; what counts is the median over the rounds. --cpus keeps all programs on some
-cores, and OMP_PROC_BIND pins the threads of peers that use OpenMP unless it is set.
+cores; given several times, every round runs on each set in turn, and the last table is of all of them: what shares a
+core with the programs differs between sets. OMP_PROC_BIND pins the threads of peers that use OpenMP unless it is set.
 """
 
 from __future__ import annotations
@@ -59,18 +60,36 @@ def turned(items: list, by: int) -> list:
     return items[by:] + items[:by]
 
 
-def measure(args: argparse.Namespace, peers: dict[str, list[str]]) -> tuple[Times, Times]:
-    """Times of every round: ours by recipe, theirs by name."""
-    ours: Times = {}
-    theirs: Times = {name: [] for name in peers}
+def measure_round(args: argparse.Namespace, peers: dict[str, list[str]], turn: int, ours: Times, theirs: Times) -> None:
+    """Runs each program once and adds its times: ours by recipe, theirs by name."""
+    for name in turned([None, *peers], turn):
+        if name is None:
+            for recipe, ms in time_ours(args.tool, args.options).items():
+                ours.setdefault(recipe, []).append(ms)
+        else:
+            theirs.setdefault(name, []).append(time_peer(peers[name], args.pattern, args.unit))
+
+
+def joined(sets: list[Times]) -> Times:
+    """The rounds of all sets of cores."""
+    return {name: [ms for times in sets for ms in times[name]] for name in sets[0]}
+
+
+def measure(args: argparse.Namespace, peers: dict[str, list[str]]) -> None:
+    """Runs all rounds and prints a table for each set of cores, and one for all."""
+    cores = args.cpus or [os.sched_getaffinity(0)]
+    ours: list[Times] = [{} for _ in cores]
+    theirs: list[Times] = [{} for _ in cores]
     for turn in range(args.rounds):
-        for name in turned([None, *peers], turn):
-            if name is None:
-                for recipe, ms in time_ours(args.tool, args.options).items():
-                    ours.setdefault(recipe, []).append(ms)
-            else:
-                theirs[name].append(time_peer(peers[name], args.pattern, args.unit))
-    return ours, theirs
+        for i, cpus in enumerate(cores):
+            os.sched_setaffinity(0, cpus)
+            measure_round(args, peers, turn, ours[i], theirs[i])
+    for i, cpus in enumerate(cores):
+        print("cores", ", ".join(map(str, sorted(cpus))))
+        report(ours[i], theirs[i])
+    if len(cores) > 1:
+        print("all")
+        report(joined(ours), joined(theirs))
 
 
 def report(ours: Times, theirs: Times) -> None:
@@ -92,22 +111,20 @@ def main() -> None:
     parser.add_argument("--pattern", default=r"median_ms[\s:=]+([0-9.]+)",
                         help="what a peer prints (default: %(default)s)")
     parser.add_argument("--cpus", type=lambda text: {int(n) for n in text.split(",")}, metavar="N,...",
-                        help="cores for all programs (default: those of the caller)")
+                        action="append", help="cores for all programs (default: those of the caller); repeatable")
     parser.add_argument("--unit", choices=UNIT_MS, default="ms", help="of the number (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help=f"at least {ROUNDS_MIN} (default: %(default)s)")
     parser.add_argument("options", nargs="*", help="options of nibble bench, after --")
     args = parser.parse_args()
     if args.rounds < ROUNDS_MIN:
         parser.error(f"--rounds is {args.rounds}; at least {ROUNDS_MIN} are needed for a median worth quoting")
-    if args.cpus:
-        os.sched_setaffinity(0, args.cpus)
     peers = {}
     for peer in args.peer:
         name, separator, command = peer.partition("=")
         if not separator or not shlex.split(command):
             parser.error(f"--peer {peer!r} is not NAME=COMMAND")
         peers[name] = shlex.split(command)
-    report(*measure(args, peers))
+    measure(args, peers)
 
 
 if __name__ == "__main__":

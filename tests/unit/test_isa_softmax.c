@@ -146,43 +146,73 @@ static sim_tile *tile_of(const trial *c)
     return tile;
 }
 
-/* Rows that share a and weight through softmax_rows: it stops at the first one that does not stay, and leaves the
- * memory of it and of those behind it alone. */
+/* Rows of a tile at once: what a loop gets besides the tile, and where it leaves what it finds. */
+typedef struct together {
+    uint32_t count;
+    uint32_t stay; /* rows before the first one that moves its base or leaves the tile out */
+    uint8_t *p;
+    float *b;
+    sim_row_state states[SIM_ROWS_MAX];
+    sim_row_state *rows[SIM_ROWS_MAX];
+} together;
+
+static together *together_alloc(trial *const *trials, const outcome *expected, uint32_t count)
+{
+    together *all = support_alloc(sizeof *all);
+    all->count = count;
+    all->p = guarded_alloc(count * SIM_TILE);
+    all->b = guarded_alloc(count * sizeof *all->b);
+    for (uint32_t r = 0; r < count; r++) {
+        all->states[r] = (sim_row_state){trials[r]->row.scale, trials[r]->base, 3.0f + (float)r, !trials[r]->first};
+        all->rows[r] = &all->states[r];
+        all->stay += all->stay == r && !expected[r].moves && !expected[r].found.left_out;
+    }
+    return all;
+}
+
+/* The loop did `done` rows: it left the memory of those behind them alone. */
+static void check_together(const together *all, trial *const *trials, const outcome *expected, uint32_t done)
+{
+    for (uint32_t r = 0; r < all->count; r++) {
+        const sim_softmax *want = &expected[r].found;
+        const sim_row_state *state = &all->states[r];
+        float sum = r < done ? fmaf(want->l, want->b, 3.0f + (float)r) : 3.0f + (float)r;
+        cr_assert(same_bits(state->sum, sum), "L of row %u is %a, not %a", r, (double)state->sum, (double)sum);
+        if (r < done) {
+            cr_assert(same_bits(state->base, want->base) && state->has_base, "row %u has another base", r);
+        } else if (!trials[r]->first) {
+            cr_assert(same_bits(state->base, trials[r]->base), "row %u has another base", r);
+        }
+        for (uint32_t t = 0; t < SIM_TILE; t++) {
+            uint8_t weight = r < done ? expected[r].p[t] : 0xa5;
+            cr_assert_eq(all->p[r * SIM_TILE + t], weight, "P of token %u of row %u is %u, not %u", t, r,
+                         all->p[r * SIM_TILE + t], weight);
+        }
+        cr_assert(r >= done || same_bits(all->b[r], want->b), "b of row %u is %a, not %a", r, (double)all->b[r],
+                  (double)want->b);
+    }
+}
+
+static void together_free(together *all)
+{
+    guarded_free(all->b, all->count * sizeof *all->b);
+    guarded_free(all->p, all->count * SIM_TILE);
+    free(all);
+}
+
+/* Rows that share a and weight through softmax_rows: it stops at the first one that does not stay. */
 static void check_rows(const sim_isa *isa, trial *const *trials, const outcome *expected, uint32_t count)
 {
     sim_tile *tile = tile_of(trials[0]);
     float *x = support_alloc(count * sizeof trials[0]->x);
-    uint8_t *p = guarded_alloc(count * SIM_TILE);
-    float *b = guarded_alloc(count * sizeof *b);
-    sim_row_state states[SIM_ROWS_MAX];
-    sim_row_state *rows[SIM_ROWS_MAX];
-    uint32_t stay = 0;
+    together *all = together_alloc(trials, expected, count);
     for (uint32_t r = 0; r < count; r++) {
         memcpy(x + r * SIM_TILE, trials[r]->x, sizeof trials[r]->x);
-        states[r] = (sim_row_state){trials[r]->row.scale, trials[r]->base, 3.0f + (float)r, !trials[r]->first};
-        rows[r] = &states[r];
-        stay += stay == r && !expected[r].moves && !expected[r].found.left_out;
     }
-    uint32_t done = isa->softmax_rows(tile, x, rows, count, p, b);
-    cr_assert_eq(done, stay, "%u of %u rows were done, not %u", done, count, stay);
-    for (uint32_t r = 0; r < count; r++) {
-        const sim_softmax *want = &expected[r].found;
-        float sum = r < done ? fmaf(want->l, want->b, 3.0f + (float)r) : 3.0f + (float)r;
-        cr_assert(same_bits(states[r].sum, sum), "L of row %u is %a, not %a", r, (double)states[r].sum, (double)sum);
-        if (r < done) {
-            cr_assert(same_bits(states[r].base, want->base) && states[r].has_base, "row %u has another base", r);
-        } else if (!trials[r]->first) {
-            cr_assert(same_bits(states[r].base, trials[r]->base), "row %u has another base", r);
-        }
-        for (uint32_t t = 0; t < SIM_TILE; t++) {
-            uint8_t weight = r < done ? expected[r].p[t] : 0xa5;
-            cr_assert_eq(p[r * SIM_TILE + t], weight, "P of token %u of row %u is %u, not %u", t, r,
-                         p[r * SIM_TILE + t], weight);
-        }
-        cr_assert(r >= done || same_bits(b[r], want->b), "b of row %u is %a, not %a", r, (double)b[r], (double)want->b);
-    }
-    guarded_free(b, count * sizeof *b);
-    guarded_free(p, count * SIM_TILE);
+    uint32_t done = isa->softmax_rows(tile, x, all->rows, count, all->p, all->b);
+    cr_assert_eq(done, all->stay, "%u of %u rows were done, not %u", done, count, all->stay);
+    check_together(all, trials, expected, done);
+    together_free(all);
     free(x);
     free(tile);
 }
@@ -474,4 +504,95 @@ ISA_TEST(isa_softmax, rows_together)
             free(trials[r]);
         }
     }
+}
+
+#define QK_DIM 128u
+#define QK_ROWS 32u /* of a step of attend */
+
+/* Codes of K for all tokens of a tile, and of a row of queries. */
+static void random_codes(uint64_t *seed, int8_t *codes, uint32_t count, uint32_t most)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        codes[i] = (int8_t)((int32_t)random_index(seed, 2u * most + 1u) - (int32_t)most);
+    }
+}
+
+/* A row of codes against all tokens of k, [token][d]: its trial. */
+static trial *qk_trial(uint64_t *seed, const sim_tile *tile, const int8_t *k, const int8_t *q, uint32_t n)
+{
+    trial *c = trial_alloc(SIM_GROUPS);
+    const bool is_large = n % 2u == 1u && random_index(seed, 100) == 0;
+    c->row.scale *= (is_large ? 300.0f : 1.0f) * (float)random_between(seed, 0.01, 0.02);
+    c->base = (float)random_index(seed, 30) - 5.0f;
+    c->first = n % 3u == 0 || random_index(seed, 16) == 0;
+    for (uint32_t t = 0; t < SIM_TILE; t++) {
+        int32_t sum = 0;
+        for (uint32_t d = 0; d < QK_DIM; d++) {
+            sum += q[d] * k[t * QK_DIM + d];
+        }
+        c->x[t] = (float)sum * tile->unit[t];
+    }
+    memcpy(c->a, tile->exponent, sizeof c->a);
+    memcpy(c->weight, tile->weight, sizeof c->weight);
+    memset(c->row.visible, 0xff, sizeof c->row.visible);
+    return c;
+}
+
+static sim_tile *qk_tile(uint64_t *seed, int8_t *k)
+{
+    sim_tile *tile = support_alloc(sizeof *tile);
+    tile->groups = SIM_GROUPS;
+    tile->k_dim = tile->v_dim = QK_DIM;
+    tile->k = support_alloc(SIM_TILE * QK_DIM);
+    random_codes(seed, k, SIM_TILE * QK_DIM, 127);
+    for (uint32_t t = 0; t < SIM_TILE; t++) {
+        int ev = (int)random_index(seed, 12) - 6;
+        tile->unit[t] = ldexpf(1.0f, (int)random_index(seed, 4));
+        tile->exponent[t] = (float)ev;
+        tile->weight[t] = ldexpf(1.0f, -ev);
+        for (uint32_t d = 0; d < QK_DIM; d++) {
+            uint32_t at = t / 32u * 32u * QK_DIM + d / 4u * 128u + t % 32u * 4u + d % 4u; /* isa.h */
+            tile->k[at] = (uint8_t)(k[t * QK_DIM + d] + 128);
+        }
+    }
+    return tile;
+}
+
+/* NUM 5.3, 5.4: Q K and softmax in one, of as many rows as a loop takes. */
+ISA_TEST(isa_softmax, rows_from_their_codes)
+{
+    static int8_t k[SIM_TILE * QK_DIM], q[QK_ROWS * QK_DIM];
+    static trial *trials[QK_ROWS];
+    static outcome expected[QK_ROWS];
+    uint64_t seed = 98;
+    uint32_t total = 0;
+    for (uint32_t n = 0; isa->qk_softmax_rows != NULL && n < 400u; n++) {
+        const uint32_t count = n % 8u == 0 ? 1u + random_index(&seed, QK_ROWS) : QK_ROWS;
+        sim_tile *tile = qk_tile(&seed, k);
+        float *x = guarded_alloc(QK_ROWS * SIM_TILE * sizeof *x);
+        int32_t bias[QK_ROWS] = {0};
+        random_codes(&seed, q, count * QK_DIM, 127);
+        for (uint32_t r = 0; r < count; r++) {
+            for (uint32_t d = 0; d < QK_DIM; d++) {
+                bias[r] -= 128 * q[r * QK_DIM + d];
+            }
+            trials[r] = qk_trial(&seed, tile, k, q + r * QK_DIM, n);
+            expected[r] = expect(trials[r]);
+        }
+        together *all = together_alloc(trials, expected, count);
+        const sim_rows rows = {count, QK_DIM, NULL, NULL, bias, q};
+        uint32_t done = isa->qk_softmax_rows(tile, &rows, all->rows, x, all->p, all->b);
+        cr_assert(done == all->stay || (done == 0 && count < QK_ROWS), "%u of %u rows were done, %u stay", done, count,
+                  all->stay);
+        check_together(all, trials, expected, done);
+        total += done;
+        together_free(all);
+        guarded_free(x, QK_ROWS * SIM_TILE * sizeof *x);
+        for (uint32_t r = 0; r < count; r++) {
+            free(trials[r]);
+        }
+        free(tile->k);
+        free(tile);
+    }
+    cr_expect(isa->qk_softmax_rows == NULL || total > 3000u, "%u rows in all", total);
 }
