@@ -123,11 +123,23 @@ static uint32_t count_together(const nbl_append_args *args, int64_t token, int64
     return slots[1] == slots[0] + 1 && slots[2] == slots[0] + 2 && slots[3] == slots[0] + 3 ? QUAD : 1;
 }
 
+/* Asks the caches for a head's rows of some tokens, as far as there are any: they lie too far apart for the hardware to
+ * see them coming. */
+static void prefetch_rows(const nbl_tensor *t, uint64_t token, uint32_t count, uint32_t head)
+{
+    const uint32_t bytes = (uint32_t)t->shape[2] * (t->dtype == NBL_F32 ? 4u : 2u);
+    for (uint64_t end = token + count; token < end && token < t->shape[0]; ++token) {
+        sim_prefetch(sim_row3(t, token, head), bytes);
+    }
+}
+
 static void append_some(place *p, uint64_t token, uint32_t count)
 {
     const nbl_kv_shape *shape = p->args->pool->shape;
     find_region(p, (uint32_t)(p->args->slots[token] / shape->page_tokens));
     for (uint32_t head = 0; head < shape->kv_heads; ++head) {
+        prefetch_rows(&p->args->k, token + count, count, head);
+        prefetch_rows(&p->args->v, token + count, count, head);
         for (uint32_t i = 0; i < count; ++i) {
             append_k(p, token + i, head);
         }
