@@ -6,7 +6,7 @@
 #ifndef SIM_AVX2_H
 #define SIM_AVX2_H
 
-#include "isa.h"
+#include "exponents.h"
 
 #include <immintrin.h>
 
@@ -68,34 +68,6 @@ static inline __m256i load_table(const int8_t *table)
 }
 
 /* ------------------------------------------------------------------------------------------------ exponents */
-
-/** Exponent bytes of a group's 32 tokens from a plane, brought into the legal range (NUM 5.10). */
-static inline __m256i exponent_bytes(const sim_group *group, uint32_t plane)
-{
-    const __m256i least = _mm256_set1_epi8((char)(NBL_E_MIN + NBL_E8M0_BIAS));
-    const __m256i most = _mm256_set1_epi8((char)(NBL_E_MAX + NBL_E8M0_BIAS));
-    return _mm256_max_epu8(_mm256_min_epu8(load(group->scales + plane * group->plane_stride), most), least);
-}
-
-/** Smallest block exponents of an mxfp4 group, as bytes. */
-static inline __m256i least_exponent_bytes(const sim_group *group)
-{
-    __m256i least = exponent_bytes(group, 0);
-    for (uint32_t b = 1; b < nbl_layout_scale_planes(group->format, group->dim); ++b) {
-        least = _mm256_min_epu8(least, exponent_bytes(group, b));
-    }
-    return least;
-}
-
-/** Bytes E + 127 of the canonical form of 32 tokens (NUM 2.3 to 2.5). */
-static inline void canonical_exponent_bytes(const sim_group *group, uint8_t *bytes)
-{
-    if (group->format == NBL_INT8 || group->format == NBL_INT4P) {
-        store_unaligned(bytes, exponent_bytes(group, nbl_layout_exponent_plane(group->format, group->dim)));
-    } else {
-        store_unaligned(bytes, _mm256_sub_epi8(least_exponent_bytes(group), _mm256_set1_epi8(1)));
-    }
-}
 
 /** 2^E of eight bytes E + 127. */
 static inline __m256 power_of(__m256i bytes)

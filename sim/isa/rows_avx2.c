@@ -8,7 +8,7 @@
  */
 #include "isa.h"
 #include "quantize.h"
-#include "transform.h"
+#include "rows_plain.h"
 
 #include <immintrin.h>
 #include <stddef.h>
@@ -434,23 +434,6 @@ static void interleave(const uint8_t *from, uint64_t bytes, uint32_t n, uint8_t 
             _mm_storeu_si128(at + 1, _mm_unpackhi_epi16(ab[half], cd[half]));
         }
     }
-}
-
-/* These the compiler vectorises by itself. */
-
-static void shift_up(float *x, uint32_t dim, const uint8_t *shifts)
-{
-    nbl_shift_up(x, dim, shifts);
-}
-
-static void shift_down(float *x, uint32_t dim, const uint8_t *shifts)
-{
-    nbl_shift_down(x, dim, shifts);
-}
-
-static void subtract_center(float *x, uint32_t dim, const int8_t *codes, uint8_t exponent)
-{
-    nbl_center_subtract(x, dim, codes, exponent);
 }
 
 const sim_row_loops sim_row_loops_avx2 = {

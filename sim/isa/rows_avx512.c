@@ -8,7 +8,7 @@
  */
 #include "avx512.h"
 #include "quantize.h"
-#include "transform.h"
+#include "rows_plain.h"
 
 #include <stddef.h>
 
@@ -466,23 +466,6 @@ static void store_row(uint8_t *to, uint32_t dtype, uint32_t dim, const float *x)
 static void interleave(const uint8_t *from, uint64_t bytes, uint32_t n, uint8_t *to)
 {
     sim_row_loops_avx2.interleave(from, bytes, n, to);
-}
-
-/* These the compiler vectorises by itself. */
-
-static void shift_up(float *x, uint32_t dim, const uint8_t *shifts)
-{
-    nbl_shift_up(x, dim, shifts);
-}
-
-static void shift_down(float *x, uint32_t dim, const uint8_t *shifts)
-{
-    nbl_shift_down(x, dim, shifts);
-}
-
-static void subtract_center(float *x, uint32_t dim, const int8_t *codes, uint8_t exponent)
-{
-    nbl_center_subtract(x, dim, codes, exponent);
 }
 
 const sim_row_loops sim_row_loops_avx512 = {

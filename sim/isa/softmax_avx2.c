@@ -4,8 +4,7 @@
  * @brief One row's softmax over a tile (NUM 5.4), on vectors of eight tokens.
  */
 #include "avx2.h"
-#include "exp2grid.h"
-#include "rowsum.h"
+#include "softmax_row.h"
 
 #define PARTS_MAX (SIM_TILE / LANES)
 
@@ -47,31 +46,17 @@ static float base_of(const sim_row_tile *row)
     return base_above(most);
 }
 
-/* t of all tokens; the largest of the visible ones is returned. */
-static float all_logits(const sim_row_tile *row, float base, __m256 *t)
+static float all_logits(const sim_row_tile *row, float base, float *t)
 {
     __m256 most = _mm256_set1_ps(-INFINITY);
     for (uint32_t i = 0; i < row->groups * PARTS; ++i) {
         __m256 above = _mm256_sub_ps(_mm256_loadu_ps(row->a + i * LANES), _mm256_set1_ps(base));
-        t[i] = _mm256_fmadd_ps(_mm256_loadu_ps(row->x + i * LANES), _mm256_set1_ps(row->scale),
-                               _mm256_add_ps(above, _mm256_set1_ps(NBL_GRID)));
-        most = max_visible(row, i, most, t[i]);
+        __m256 value = _mm256_fmadd_ps(_mm256_loadu_ps(row->x + i * LANES), _mm256_set1_ps(row->scale),
+                                       _mm256_add_ps(above, _mm256_set1_ps(NBL_GRID)));
+        _mm256_store_ps(t + i * LANES, value);
+        most = max_visible(row, i, most, value);
     }
     return largest_lane(most);
-}
-
-/* The base moves: t again, at most REBASE above the new one. */
-static float move_base(const sim_row_tile *row, sim_softmax *out, __m256 *t)
-{
-    float moved = fmaxf(out->base, base_of(row));
-    float limit = NBL_GRID + NBL_REBASE;
-    out->rescale = nbl_pow2f(out->base - moved);
-    out->base = moved;
-    float most = all_logits(row, moved, t);
-    for (uint32_t i = 0; i < row->groups * PARTS; ++i) {
-        t[i] = _mm256_min_ps(t[i], _mm256_set1_ps(limit));
-    }
-    return most < limit ? most : limit;
 }
 
 /* p, 0 where it is below 2^-126. u = t - m + GRID: see softmax_avx512.c. */
@@ -129,14 +114,13 @@ UNROLLED void weigh(const __m256 *e, const float *weight, __m256 *sums, uint8_t 
     store_bytes(p, grid_weights(e[0]), grid_weights(e[1]));
 }
 
-/* P of all tokens; l is returned. */
-static float weigh_visible(const sim_row_tile *row, const __m256 *t, float most, uint8_t *p)
+static float weigh_visible(const sim_row_tile *row, const float *t, float most, uint8_t *p)
 {
     __m256 sums[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
     for (uint32_t i = 0; i < row->groups * PARTS; i += 2u) {
         __m256 e[2];
         for (uint32_t j = 0; j < 2u; ++j) {
-            __m256 u = _mm256_sub_ps(t[i + j], _mm256_set1_ps(most));
+            __m256 u = _mm256_sub_ps(_mm256_load_ps(t + (i + j) * LANES), _mm256_set1_ps(most));
             e[j] = _mm256_and_ps(grid_exp2(u), visible_lanes(row, i + j));
         }
         weigh(e, row->weight + i * LANES, sums, p + i * LANES);
@@ -146,19 +130,7 @@ static float weigh_visible(const sim_row_tile *row, const __m256 *t, float most,
 
 sim_softmax sim_avx2_softmax(const sim_row_tile *row, float base, int first, uint8_t *p)
 {
-    __m256 t[PARTS_MAX];
-    sim_softmax out = {first ? base_of(row) : base, 1.0f, 0.0f, 0.0f, 0};
-    float most = all_logits(row, out.base, t);
-    if (most > NBL_GRID + NBL_REBASE) {
-        most = move_base(row, &out, t);
-    }
-    if (most - NBL_GRID < NBL_WEIGHT_MIN) {
-        out.left_out = 1;
-        return out;
-    }
-    out.l = weigh_visible(row, t, most - NBL_GRID, p);
-    out.b = nbl_grid_base(most - NBL_GRID);
-    return out;
+    return row_softmax(row, base, first, p);
 }
 
 /* ------------------------------------------------------------------------------------------------ whole rows */
