@@ -188,13 +188,14 @@ static void store_low_bytes(void *to, __m256i dwords)
     _mm_storel_epi64((__m128i *)to, eight);
 }
 
-static void quantize_int8(const float *x, nbl_vector *v, float amax, uint64_t *saturated)
+/* Nothing is beyond the largest code: quantize has seen to it. */
+static void quantize_int8(const float *x, nbl_vector *v, float amax)
 {
     int32_t e = nbl_exponent_for(amax, (float)NBL_INT8_CODE_MAX, NBL_E_MIN, NBL_E_MAX);
     const __m256 inverse = _mm256_set1_ps(nbl_pow2(-e));
     for (uint32_t d = 0; d < v->dim; d += LANES) {
         __m256 scaled = _mm256_mul_ps(_mm256_loadu_ps(x + d), inverse);
-        store_low_bytes(v->codes + d, round_clamped(scaled, NBL_INT8_CODE_MAX, saturated));
+        store_low_bytes(v->codes + d, _mm256_cvtps_epi32(scaled));
     }
     v->scales[0] = nbl_e8m0_encode(e);
 }
@@ -325,7 +326,8 @@ static __m256 choose_multipliers(const __m256 *y)
     for (uint32_t d = 0; d < BLOCK; ++d) {
         for (uint32_t i = 0; i < 3u; ++i) {
             __m256 q = _mm256_round_ps(_mm256_mul_ps(y[d], inverse[i]), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-            __m256 difference = _mm256_fnmadd_ps(clamp_code(q), m[i], y[d]); /* the product is exact */
+            q = i == 0 ? clamp_code(q) : q;                      /* nothing is beyond 7 * m0 */
+            __m256 difference = _mm256_fnmadd_ps(q, m[i], y[d]); /* the product is exact */
             error[i] = _mm256_fmadd_ps(difference, difference, error[i]);
         }
     }
@@ -407,11 +409,15 @@ static void quantize(const float *x, uint32_t dim, uint32_t format, uint32_t rul
                      nbl_quant_stats *stats)
 {
     float amax = amax_of(x, dim);
+    if (amax > NBL_INT4P_PEAK * nbl_pow2(NBL_E_MAX)) { /* codes saturate; int8's a little later */
+        sim_row_loops_scalar.quantize(x, dim, format, rule, v, stats);
+        return;
+    }
     v->format = format;
     v->dim = dim;
     memset(v->codes, nbl_block_zero_code(format), nbl_layout_dim_padded(dim));
     switch (format) {
-    case NBL_INT8: quantize_int8(x, v, amax, &stats->saturated); break;
+    case NBL_INT8: quantize_int8(x, v, amax); break;
     case NBL_INT4P: quantize_int4p(x, v, amax, &stats->saturated); break;
     case NBL_MXFP4:
     case NBL_MXFP4_16: quantize_mxfp4(x, rule, v, &stats->saturated); break;

@@ -440,7 +440,7 @@ static void quantize(const float *x, uint32_t dim, uint32_t format, uint32_t rul
 {
     const int is_known = (CODED_FORMATS >> format & 1u) != 0 && dim % LANES == 0;
     const float amax = is_known ? amax_of(x, dim) : 0.0f;
-    if (!is_known || amax > NBL_INT4P_PEAK * nbl_pow2(NBL_E_MAX)) { /* the same for int8, with a little to spare */
+    if (!is_known || amax > NBL_INT4P_PEAK * nbl_pow2(NBL_E_MAX)) { /* codes saturate; int8's a little later */
         sim_row_loops_avx2.quantize(x, dim, format, rule, v, stats);
         return;
     }
