@@ -147,8 +147,8 @@ typedef struct sim_isa {
      * rows without a base get it, L is added to. NULL: there is no such loop. */
     uint32_t (*softmax_rows)(const sim_tile *tile, const float *x, sim_row_state *const *rows, uint32_t count,
                              uint8_t *p, float *b);
-    /** dot_qk and softmax_rows in one, for rows that softmax_rows may take; x[row][128] is overwritten. 0: not for so many
-     * rows, or the first one moves its base or leaves the tile out. NULL: there is no such loop. */
+    /** dot_qk and softmax_rows in one, for rows that softmax_rows may take; x[row][128] is overwritten. 0: not for so
+     * many rows, or the first one moves its base or leaves the tile out. NULL: there is no such loop. */
     uint32_t (*qk_softmax_rows)(const sim_tile *tile, const sim_rows *q, sim_row_state *const *rows, float *x,
                                 uint8_t *p, float *b);
     /** o[r][d] = fma(float(sum_t p[r*128 + t] * v[t][d]), b[r], o[r][d]) (NUM 5.4). */

@@ -94,8 +94,8 @@ static void load_rows(const void *rows)
     _tile_loadd(5, at + TILE_ROWS * 2 * LINE + LINE, 2 * LINE);
 }
 
-/* 16 columns of 32 quads, stride bytes apart, times those rows: 16 sums of each row, sums_stride bytes apart. is_qk: rows
- * are the signed side, else columns. */
+/* 16 columns of 32 quads, stride bytes apart, times those rows: 16 sums of each row, sums_stride bytes apart. is_qk:
+ * rows are the signed side, else columns. */
 UNROLLED void multiply(int is_qk, const void *columns, uint64_t stride, void *sums, uint64_t sums_stride)
 {
     const uint8_t *at = columns;

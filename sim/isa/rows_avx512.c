@@ -284,8 +284,8 @@ static void set_trial(trial *of, __m512 m)
     __asm__("" : "+m"(*of)); /* a value is read from memory, once for each use, instead of permuted from a register */
 }
 
-/* Squared errors of blocks with the multipliers of a trial, near enough for choose_multipliers. may_clamp: codes may lie
- * beyond the largest one. */
+/* Squared errors of blocks with the multipliers of a trial, near enough for choose_multipliers. may_clamp: codes may
+ * lie beyond the largest one. */
 UNROLLED __m512 errors_of(const __m512 *y, const trial *with, int may_clamp)
 {
     const __m512 magic = _mm512_set1_ps(NBL_MAGIC);
@@ -321,9 +321,9 @@ static __mmask16 too_close(__m512 a, __m512 b)
     return _mm512_cmp_ps_mask(_mm512_abs_ps(_mm512_sub_ps(a, b)), bound, _CMP_LE_OQ);
 }
 
-/* The best of m0 - 1, m0, m0 + 1 for each block (NUM 3.5), from errors that differ from the rule's by less than 2^-15 of
- * them: sums in another order, and products that are not rounded before they become integers (ADR 17 has the bounds).
- * Lanes in which that does not decide are returned. */
+/* The best of m0 - 1, m0, m0 + 1 for each block (NUM 3.5), from errors that differ from the rule's by less than 2^-15
+ * of them: sums in another order, and products that are not rounded before they become integers (ADR 17 has the
+ * bounds). Lanes in which that does not decide are returned. */
 static __mmask16 choose_multipliers(const __m512 *y, __m512 amax, __m512 *best)
 {
     const __m512 one = _mm512_set1_ps(1.0f);

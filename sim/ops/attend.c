@@ -668,8 +668,8 @@ static uint32_t whole_rows(const item *it, uint32_t first, uint32_t end, uint64_
     return i - first;
 }
 
-/* Q K and softmax of the rows of a step at once, if there is a loop that does both and all of them see the whole tile; how
- * many it did. */
+/* Q K and softmax of the rows of a step at once, if there is a loop that does both and all of them see the whole tile;
+ * how many it did. */
 static uint32_t step_at_once(item *it, uint32_t first, uint32_t end, uint64_t (*visible)[2], float **o, float *b)
 {
     const sim_isa *isa = it->call->device->isa;
