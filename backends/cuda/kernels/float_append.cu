@@ -39,14 +39,15 @@ static __device__ place find_place(const append_params &p, uint32_t kind, uint32
     at.vector = min(vector, vectors - 1u);
     bool has_token = vector < vectors && at.index < p.tokens;
     int64_t slot = has_token ? p.slots[at.index] : -1;
-    const cuda_region *region = slot >= 0 ? cuda_region_find(&p.pages, slot / p.pages.page_tokens) : NULL;
+    int64_t page = slot >= 0 ? page_of_slot(slot, p.pages.page_tokens) : -1;
+    const cuda_region *region = cuda_region_find(&p.pages, page);
     if (slot != -1 && region == NULL) {
         cuda_fault_report(p.status, CUDA_FAULT_SLOT, at.index, 0, slot, 0);
     }
     at.target.active = region != NULL;
     if (region != NULL) {
-        at.target.token = (uint32_t)(slot % p.pages.page_tokens);
-        at.target.part = block16_part_at(&p.pages, region, (uint32_t)(slot / p.pages.page_tokens), kind, head, dim);
+        at.target.token = (uint32_t)(slot - page * p.pages.page_tokens);
+        at.target.part = block16_part_at(&p.pages, region, (uint32_t)page, kind, head, dim);
     }
     return at;
 }

@@ -29,13 +29,14 @@ static __device__ bool decode(const gather_params &p, uint32_t token, uint32_t k
     if (slot == -1) {
         return true;
     }
-    const cuda_region *region = slot < 0 ? NULL : cuda_region_find(&p.pages, slot / p.pages.page_tokens);
+    int64_t page = slot < 0 ? -1 : page_of_slot(slot, p.pages.page_tokens);
+    const cuda_region *region = cuda_region_find(&p.pages, page);
     if (region == NULL) {
         cuda_fault_report(p.status, CUDA_FAULT_SLOT, token, 0, slot, 0);
         return false;
     }
-    block16_part part = block16_part_at(&p.pages, region, (uint32_t)(slot / p.pages.page_tokens), kind, head, dim);
-    float16_values(&part, (uint32_t)(slot % p.pages.page_tokens), b, x);
+    block16_part part = block16_part_at(&p.pages, region, (uint32_t)page, kind, head, dim);
+    float16_values(&part, (uint32_t)(slot - page * p.pages.page_tokens), b, x);
     nbl_scale_multiply(x, BLOCK16, float16_scale(&p.pages, kind, head));
     return true;
 }

@@ -416,6 +416,15 @@ struct block16_part {
     uint8_t *scales;
 };
 
+/** Page of a slot that is not negative. */
+CUDA_DEVICE int64_t page_of_slot(int64_t slot, uint32_t page_tokens)
+{
+    if (slot <= (int64_t)UINT32_MAX) { /* a short division where it does */
+        return (int64_t)((uint32_t)slot / page_tokens);
+    }
+    return slot / page_tokens;
+}
+
 /** Part of a page inside a region, `layer_codes` and `layer_scales` bytes further on. */
 CUDA_DEVICE block16_part block16_part_at(const cuda_pages *pages, const cuda_region *region, uint32_t page,
                                          uint32_t kind, uint32_t head, uint32_t dim)

@@ -15,28 +15,40 @@ CUDA_DEVICE float float16_scale(const cuda_pages *pages, uint32_t kind, uint32_t
     return nbl_head_scale(kind == NBL_KIND_K ? pages->k_scale : pages->v_scale, head);
 }
 
-/** Quantizes a block whose codes have at most 8 bits; out->exponent holds the scale byte of nvfp4. */
+/** Quantizes a block to nvfp4 or fp8; out->exponent holds the scale byte of nvfp4. Wider formats have no codes here:
+ *  float16_store_halves writes them. */
 CUDA_DEVICE void float16_quantize(const float (&x)[BLOCK16], uint32_t format, uint32_t rule, block16_codes *out)
 {
     uint64_t saturated = 0;
-    uint8_t scale = 0;
-    float s = 0.0f;
+    *out = block16_codes{{0}, 0, 1, 0};
     if (format == NBL_NVFP4) {
-        scale = nbl_nvfp4_scale(x, BLOCK16, nbl_float_of(block16_amax_bits(x)), rule);
-        s = nbl_e4m3_decode(scale);
-    }
+        uint8_t scale = nbl_nvfp4_scale(x, BLOCK16, nbl_float_of(block16_amax_bits(x)), rule);
+        float s = nbl_e4m3_decode(scale);
 #pragma unroll
-    for (uint32_t i = 0; i < BLOCK16; ++i) {
-        if (format == NBL_NVFP4) {
+        for (uint32_t i = 0; i < BLOCK16; ++i) {
             saturated += s != 0.0f && fabsf(x[i] / s) > 6.0f;
             out->code[i] = (uint8_t)nbl_nvfp4_code(x[i], s);
-        } else {
+        }
+        out->exponent = scale;
+    } else if (format == NBL_FP8_E4M3) {
+#pragma unroll
+        for (uint32_t i = 0; i < BLOCK16; ++i) {
             out->code[i] = nbl_fp8_encode(x[i], &saturated);
         }
     }
-    out->exponent = scale;
-    out->multiplier = 1;
     out->saturated = (uint32_t)saturated;
+}
+
+/** A block in bf16 or fp16, two elements a word; counts what saturates. */
+template <int IS_FP16>
+CUDA_DEVICE void float16_halves(const float (&x)[BLOCK16], uint32_t (&words)[8], uint64_t *saturated)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < 8u; ++i) {
+        uint32_t low = nbl_half_encode(x[2u * i], IS_FP16, saturated);
+        uint32_t high = nbl_half_encode(x[2u * i + 1u], IS_FP16, saturated);
+        words[i] = low | high << 16;
+    }
 }
 
 /** Writes a block in bf16 or fp16, if active; counts what saturates and tells whether a code is not zero. */
@@ -46,11 +58,13 @@ CUDA_DEVICE bool float16_store_halves(const float (&x)[BLOCK16], const block16_p
     uint32_t words[8];
     uint64_t count = 0;
     uint32_t any = 0;
+    if (nbl_format_is_fp16(part->format)) {
+        float16_halves<1>(x, words, &count);
+    } else {
+        float16_halves<0>(x, words, &count);
+    }
 #pragma unroll
     for (uint32_t i = 0; i < 8u; ++i) {
-        uint32_t low = nbl_half_encode(x[2u * i], nbl_format_is_fp16(part->format), &count);
-        uint32_t high = nbl_half_encode(x[2u * i + 1u], nbl_format_is_fp16(part->format), &count);
-        words[i] = low | high << 16;
         any |= words[i];
     }
     if (active) {

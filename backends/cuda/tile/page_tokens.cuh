@@ -42,15 +42,6 @@ CUDA_DEVICE token_place token_place_of(const block16_part &part, uint32_t token)
     return at;
 }
 
-/** Page of a slot that is not negative. */
-CUDA_DEVICE int64_t page_of_slot(int64_t slot, uint32_t page_tokens)
-{
-    if (slot <= (int64_t)UINT32_MAX) { /* a short division where it does */
-        return (int64_t)((uint32_t)slot / page_tokens);
-    }
-    return slot / page_tokens;
-}
-
 #define GROUPS_MAX 4u
 #define TOKENS_MAX (GROUPS_MAX * GROUP_TOKENS) /* of a block */
 

@@ -126,11 +126,15 @@ CUDA_DEVICE void store16(const float (&x)[BLOCK16], const store16_target &at, ui
     store16_quantize(x, at, rule, may_be_mxfp4, amax, slot, &q);
     uint32_t pair_multiplier = __shfl_xor_sync(FULL_WARP, q.multiplier, 1);
     bool is_half = nbl_layout_code_bits(at.part.format) == 16u;
-    bool is_nonzero = has_nonzero(q, at.part.format);
+    bool is_nonzero;
     if (is_half) {
         is_nonzero = float16_store_halves(x, &at.part, at.token, at.b, at.active, &q.saturated);
+    } else {
+        is_nonzero = has_nonzero(q, at.part.format);
     }
-    block16_store_codes(&at.part, at.token, at.b, q.code, at.active && !is_half);
+    if (__any_sync(FULL_WARP, at.active && !is_half)) {
+        block16_store_codes(&at.part, at.token, at.b, q.code, at.active && !is_half);
+    }
     if (at.active) {
         store16_scales(at, q, pair_multiplier);
     }
