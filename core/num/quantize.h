@@ -107,23 +107,19 @@ NBL_FN int32_t nbl_mxfp4_exponent_mse(const float *x, uint32_t n, int32_t e0)
     return best;
 }
 
+/** What a block's largest magnitude may be at most, in units of 2^e, for the exponent e of a rule other than MSE
+ * (NUM 3.4); FLOOR's is the last number below 8. */
+NBL_FN float nbl_mxfp4_peak(uint32_t rule)
+{
+    return rule == NBL_RULE_FLOOR ? 0x1.fffffep+2f : rule == NBL_RULE_CEIL ? 6.0f : 7.25f;
+}
+
 /** Exponent of one mxfp4 block by the rule, before the spread rule (NUM 3.4). */
 NBL_FN int32_t nbl_mxfp4_block_exponent(const float *x, uint32_t n, uint32_t rule)
 {
     float amax = nbl_amax(x, n);
-    switch (rule) {
-    case NBL_RULE_FLOOR: {
-        /* The largest e with 4 * 2^e <= amax, i.e. one less than the smallest e with amax < 4 * 2^e. */
-        int32_t e = amax < 0x1p-100f ? NBL_BLOCK_E_MIN : nbl_exponent_of(amax) - 2;
-        return nbl_clamp_i32(e, NBL_BLOCK_E_MIN, NBL_BLOCK_E_MAX);
-    }
-    case NBL_RULE_CEIL: return nbl_exponent_for(amax, 6.0f, NBL_BLOCK_E_MIN, NBL_BLOCK_E_MAX);
-    case NBL_RULE_MSE:
-        return amax == 0.0f
-                   ? NBL_BLOCK_E_MIN
-                   : nbl_mxfp4_exponent_mse(x, n, nbl_exponent_for(amax, 7.25f, NBL_BLOCK_E_MIN, NBL_BLOCK_E_MAX));
-    default: return nbl_exponent_for(amax, 7.25f, NBL_BLOCK_E_MIN, NBL_BLOCK_E_MAX);
-    }
+    int32_t e = nbl_exponent_for(amax, nbl_mxfp4_peak(rule), NBL_BLOCK_E_MIN, NBL_BLOCK_E_MAX);
+    return rule == NBL_RULE_MSE && amax != 0.0f ? nbl_mxfp4_exponent_mse(x, n, e) : e;
 }
 
 /** mxfp4 and mxfp4_16 (NUM 3.4). v->format and v->dim are set; x holds v->dim elements. */

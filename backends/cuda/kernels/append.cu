@@ -145,6 +145,19 @@ static __device__ const uint8_t *row_of(const append_work &w, uint32_t t)
     return w.in.data + (int64_t)(w.first + t) * w.in.stride[0] + (int64_t)w.head * w.in.stride[1];
 }
 
+/* Brings elements of mxfp4 that are far beyond the largest exponent to where quantize32 takes them; no code changes by
+ * that. Only inputs beyond X/2 get there. */
+template <uint32_t FAMILY> static __device__ void limit(uint32_t format, float (&x)[VECTOR32])
+{
+    if (FAMILY == FAMILY_MXFP4 || FAMILY == FAMILY_ANY) {
+        float most = is_mxfp4(format) ? MXFP4_MAX : INFINITY;
+#pragma unroll
+        for (uint32_t i = 0; i < VECTOR32; ++i) {
+            x[i] = clamp_finite(x[i], most);
+        }
+    }
+}
+
 /* Centre and shifts of the lane's token where the block has several sequences; else none. */
 static __device__ block16_centering own_centering(const append_params &p, const append_work &w, const append_shared *s,
                                                   uint32_t t, bool active)
@@ -333,11 +346,12 @@ static __device__ void append_pass(const append_params &p, const append_work &w,
     block16_centering own = own_centering(p, w, s, token, active);
     const uint8_t *slot = slots + threadIdx.x % WARP_LANES * slot_bytes(w.in.dtype);
     transform<STEPS, false>(w, u, slot, own, x, NULL);
-    range32 range = range32_of(x, w.team);
+    range32 range = range32_of<FAMILY == FAMILY_INT8>(x, w.team);
     bool careful = range.vector >= nbl_bits_of(CAREFUL_FROM) || s->is_center_large || center_is_large(own);
     if (__any_sync(FULL_WARP, careful)) {
         block16_counts counts = {0, 0, 0};
         transform<STEPS, true>(w, u, slot, own, x, &counts);
+        limit<FAMILY>(at.format, x);
         range = range32_of(x, w.team);
         if (p.stats != NULL) {
             block_stats_add_inputs(&s->total, counts, active);
@@ -428,6 +442,9 @@ static __device__ void append_vectors(const append_params &p, const append_work 
 #pragma unroll 1
     for (;;) {
         load(w, t, active, careful, own, x, &counts);
+        if (careful) {
+            limit<FAMILY>(at.format, x);
+        }
         range = range32_of(x, w.team);
         if (careful || !__any_sync(FULL_WARP, range.vector >= nbl_bits_of(CAREFUL_FROM))) {
             break;

@@ -44,7 +44,7 @@ CUDA_DEVICE void reciprocals_fill(float *reciprocals)
 }
 
 /** Largest magnitudes; a NaN counts as larger than anything. All lanes of the warp call it. */
-CUDA_DEVICE range32 range32_of(const float (&x)[VECTOR32], const team32 &team)
+template <bool FOUR = false> CUDA_DEVICE range32 range32_of(const float (&x)[VECTOR32], const team32 &team)
 {
     range32 out = {{0.0f, 0.0f}, {1.0f, 1.0f}, 0};
 #pragma unroll
@@ -52,7 +52,8 @@ CUDA_DEVICE range32 range32_of(const float (&x)[VECTOR32], const team32 &team)
         out.half[0] = ptx_max_nan(out.half[0], fabsf(x[i]));
         out.half[1] = ptx_max_nan(out.half[1], fabsf(x[VECTOR32 / 2u + i]));
     }
-    out.vector = team32_max(team, max(nbl_bits_of(out.half[0]), nbl_bits_of(out.half[1])));
+    out.vector = max(nbl_bits_of(out.half[0]), nbl_bits_of(out.half[1]));
+    out.vector = FOUR ? team32_max4(out.vector) : team32_max(team, out.vector);
     return out;
 }
 
@@ -174,6 +175,18 @@ CUDA_DEVICE void int4p_codes(const float *x, float inverse, uint32_t *words)
     }
 }
 
+/* Two words of K from the codes of half a lane. */
+CUDA_DEVICE void words_of_codes(const uint8_t *codes, uint32_t *words)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < 2u; ++i) {
+        uint32_t low, high;
+        memcpy(&low, &codes[8u * i], sizeof low);
+        memcpy(&high, &codes[8u * i + 4u], sizeof high);
+        words[i] = low + (high << 4);
+    }
+}
+
 /* The rule as core/num has it, on a block in units: multiplier, and codes q + 8. Rare, and so a function of its own. */
 static __device__ __noinline__ uint32_t int4p_by_rule(const float *y, uint8_t *codes)
 {
@@ -197,13 +210,7 @@ CUDA_DEVICE uint32_t int4p_block_by_rule(const float *x, float unit, uint32_t *w
         y[i] = x[i] * unit;
     }
     uint32_t m = int4p_by_rule(y, codes);
-#pragma unroll
-    for (uint32_t i = 0; i < 2u; ++i) {
-        uint32_t low, high;
-        memcpy(&low, &codes[8u * i], sizeof low);
-        memcpy(&high, &codes[8u * i + 4u], sizeof high);
-        words[i] = low + (high << 4);
-    }
+    words_of_codes(codes, words);
     return m;
 }
 
@@ -302,27 +309,32 @@ CUDA_DEVICE void quantize32_int4p(const float (&x)[VECTOR32], const range32 &ran
 /* ------------------------------------------------------------------------------------------------ mxfp4 */
 
 #define E2M1_MAX 6.0f
-/* Codes of eight elements for a block exponent, given as 2^-e_b. */
+#define MXFP4_MAX 0x1p+54f /* 2^14 units of the largest exponent: codes of mxfp4_word stay below 2^16 */
+
+/* Codes of eight elements for a block exponent, given as 2^-e_b (docs/adr/0038). Each of three sums leaves a code in
+ * its low bits, and the least of the three and 7 is right (nbl_e2m1_encode_magnitude); two elements at a time are
+ * compared, in the order of int4p_codes. */
 CUDA_DEVICE uint32_t mxfp4_word(const float *x, float inverse)
 {
-    uint32_t code[8], sign[2];
-    float y[8];
+    const float magic[3] = {0.5f * NBL_MAGIC, NBL_MAGIC + 2.0f, 2.0f * NBL_MAGIC + 8.0f};
+    const uint32_t sevens = ptx_keep(0x00070007u);
+    uint32_t pair[4], sign[4];
 #pragma unroll
-    for (uint32_t j = 0; j < 8u; ++j) {
-        y[j] = x[j] * inverse;
-        code[j] = nbl_e2m1_encode_magnitude(fminf(fabsf(y[j]), E2M1_MAX));
-    }
+    for (uint32_t i = 0; i < 4u; ++i) {
+        uint32_t first = i / 2u * 4u + i % 2u;
+        float low = x[first] * inverse, high = x[first + 2u] * inverse;
+        uint32_t code[3];
 #pragma unroll
-    for (uint32_t i = 0; i < 2u; ++i) { /* elements 4i..4i+3: nibbles, and bytes with a sign on top */
-        uint32_t first = ptx_prmt(nbl_bits_of(y[4u * i]), nbl_bits_of(y[4u * i + 1u]), 0x0073u);
-        uint32_t second = ptx_prmt(nbl_bits_of(y[4u * i + 2u]), nbl_bits_of(y[4u * i + 3u]), 0x0073u);
-        sign[i] = ptx_prmt(first, second, 0x5410u);
+        for (uint32_t k = 0; k < 3u; ++k) {
+            code[k] = ptx_prmt(nbl_bits_of(fabsf(low) + magic[k]), nbl_bits_of(fabsf(high) + magic[k]), 0x5410u);
+        }
+        pair[i] = __vminu2(__vimin3_u16x2(code[0], code[1], code[2]), sevens);
+        sign[i] = ptx_prmt(nbl_bits_of(low), nbl_bits_of(high), 0x7632u);
     }
-    uint32_t low = code[0] + (code[4] << 4) + ((code[1] + (code[5] << 4)) << 8);
-    uint32_t high = code[2] + (code[6] << 4) + ((code[3] + (code[7] << 4)) << 8);
-    uint32_t word = low + (high << 16);
-    uint32_t signs = (sign[0] >> 4 & 0x0f0f0f0fu) | (sign[1] & 0xf0f0f0f0u);
-    return word | (signs & 0x88888888u & (word + 0x77777777u)); /* -0 is never stored */
+    uint32_t word = pair[0] + (pair[2] << 4) + ((pair[1] + (pair[3] << 4)) << 8);
+    uint32_t signs = (sign[0] >> 12 & 0x00080008u) | (sign[2] >> 8 & 0x00800080u) | (sign[1] >> 4 & 0x08000800u) |
+                     (sign[3] & 0x80008000u);
+    return word | (signs & (word + 0x77777777u)); /* -0 is never stored */
 }
 
 /* The error of NUM 3.4 going on from `error` over half a lane. */
@@ -360,30 +372,34 @@ static __device__ __noinline__ int32_t mxfp4_exponent_mse(const float *x, uint32
     return best;
 }
 
-/* Exponent of one block by the rule, before the spread rule (NUM 3.4). */
-CUDA_DEVICE int32_t mxfp4_exponent(const float *x, uint32_t halves, float amax, uint32_t rule)
+/* Exponents of the lane's blocks by the MSE rule from those of OPTIMAL. */
+CUDA_DEVICE void mxfp4_exponents_mse(const float (&x)[VECTOR32], const float (&amax)[2], bool wide, int32_t (&e)[2])
 {
-    if (rule == NBL_RULE_MSE && amax != 0.0f) {
-        float y[VECTOR32];
+    float y[VECTOR32];
 #pragma unroll
-        for (uint32_t i = 0; i < VECTOR32; ++i) {
-            y[i] = i < halves * BLOCK16 ? x[i] : 0.0f;
-        }
-        return mxfp4_exponent_mse(y, halves, nbl_exponent_for(amax, 7.25f, NBL_BLOCK_E_MIN, NBL_BLOCK_E_MAX));
+    for (uint32_t i = 0; i < VECTOR32; ++i) {
+        y[i] = x[i];
     }
-    return nbl_mxfp4_block_exponent(&amax, 1, rule == NBL_RULE_MSE ? NBL_RULE_OPTIMAL : rule);
+    e[0] = amax[0] != 0.0f ? mxfp4_exponent_mse(y, wide ? 2u : 1u, e[0]) : e[0];
+    if (wide) {
+        e[1] = e[0];
+    } else if (amax[1] != 0.0f) {
+        e[1] = mxfp4_exponent_mse(y + BLOCK16, 1, e[1]);
+    }
 }
 
 /** Exponents of the lane's blocks: one of 32 (wide) or two of 16; spread over the vector. All lanes call it. */
 CUDA_DEVICE void mxfp4_exponents(const float (&x)[VECTOR32], const range32 &range, const team32 &team, uint32_t rule,
                                  bool wide, codes32 *out)
 {
-    if (wide) {
-        out->exponent[0] = mxfp4_exponent(x, 2, fmaxf(range.half[0], range.half[1]), rule);
-        out->exponent[1] = out->exponent[0];
-    } else {
-        out->exponent[0] = mxfp4_exponent(x, 1, range.half[0], rule);
-        out->exponent[1] = mxfp4_exponent(x + BLOCK16, 1, range.half[1], rule);
+    float most_of_lane = fmaxf(range.half[0], range.half[1]);
+    float amax[2] = {wide ? most_of_lane : range.half[0], wide ? most_of_lane : range.half[1]};
+#pragma unroll
+    for (uint32_t i = 0; i < 2u; ++i) {
+        out->exponent[i] = nbl_exponent_for(amax[i], nbl_mxfp4_peak(rule), NBL_BLOCK_E_MIN, NBL_BLOCK_E_MAX);
+    }
+    if (rule == NBL_RULE_MSE) {
+        mxfp4_exponents_mse(x, amax, wide, out->exponent);
     }
     int32_t most = max(out->exponent[0], out->exponent[1]);
     most = (int32_t)team32_max(team, (uint32_t)(most - NBL_BLOCK_E_MIN)) + NBL_BLOCK_E_MIN;
@@ -391,22 +407,22 @@ CUDA_DEVICE void mxfp4_exponents(const float (&x)[VECTOR32], const range32 &rang
     out->exponent[1] = max(out->exponent[1], most - NBL_BLOCK_E_SPREAD);
 }
 
-/** mxfp4 and mxfp4_16 (NUM 3.4) for exponents found before. counts: saturated elements are to be counted. */
+/** mxfp4 and mxfp4_16 (NUM 3.4) for exponents found before and magnitudes up to MXFP4_MAX. counts: saturated elements
+ *  are to be counted. */
 CUDA_DEVICE void quantize32_mxfp4(const float (&x)[VECTOR32], const range32 &range, bool counts, codes32 *out)
 {
+    float inverse[2] = {range.sign[0] * nbl_pow2(-out->exponent[0]), range.sign[1] * nbl_pow2(-out->exponent[1])};
     out->saturated = 0;
     out->multiplier[0] = out->multiplier[1] = 1;
+    if (counts) {
 #pragma unroll
-    for (uint32_t half = 0; half < 2u; ++half) {
-        float inverse = range.sign[half] * nbl_pow2(-out->exponent[half]);
-        out->words[2u * half] = mxfp4_word(&x[BLOCK16 * half], inverse);
-        out->words[2u * half + 1u] = mxfp4_word(&x[BLOCK16 * half + 8u], inverse);
-        if (counts) {
-#pragma unroll
-            for (uint32_t i = 0; i < BLOCK16; ++i) {
-                out->saturated += fabsf(x[BLOCK16 * half + i] * inverse) > E2M1_MAX;
-            }
+        for (uint32_t i = 0; i < VECTOR32; ++i) {
+            out->saturated += fabsf(x[i] * inverse[i / BLOCK16]) > E2M1_MAX;
         }
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR32 / 8u; ++i) {
+        out->words[i] = mxfp4_word(&x[8u * i], inverse[i / 2u]);
     }
 }
 
