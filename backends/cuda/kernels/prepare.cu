@@ -199,10 +199,18 @@ static __global__ void __launch_bounds__(THREADS, IS_FP4 ? 1 : BLOCKS_PER_PROCES
 template <int E> static __device__ void prepare_row_of_warp(const attend_params &p, uint32_t row, uint32_t lane)
 {
     query_source at = {0, 0, row / p.q_heads, row % p.q_heads, row % p.q_heads / p.group_rows, true};
-    query_raw<E> raw = query_warp_read<E>(p, at, lane); /* on its way while the sequence is looked for */
-    at.sequence = find_sequence(p, at.token);
-    at.kv_len = p.kv_len[at.sequence];
+    const query_raw<E> elements = query_warp_read<E>(p, at, lane);
+    query_raw<E> raw = elements;
+    at.sequence = guess_sequence(p, at.token); /* what it has is on its way while the sequence is looked for */
     query_warp_read_center(p, at, p.centering ? center_row(&p.centers, at.sequence) : -1, lane, raw);
+    at.kv_len = p.kv_len[at.sequence];
+    const uint32_t found = find_sequence(p, at.token);
+    if (found != at.sequence) {
+        at.sequence = found;
+        at.kv_len = p.kv_len[found];
+        raw = elements;
+        query_warp_read_center(p, at, p.centering ? center_row(&p.centers, found) : -1, lane, raw);
+    }
     const warp_query<E> q = query_warp_make(p, at, raw, lane);
     uint8_t *to = (uint8_t *)p.codes + (uint64_t)row * p.k_dim_padded + E * lane;
     if (E == 8) {

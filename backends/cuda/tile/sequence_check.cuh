@@ -141,10 +141,16 @@ CUDA_DEVICE bool check_center(const attend_params &p, uint32_t b)
     return false;
 }
 
-/** Sequence of a query token: the one it has if all are as long as they may be, else by search. */
+/** Sequence of a query token if all are as long as they may be. */
+CUDA_DEVICE uint32_t guess_sequence(const attend_params &p, uint32_t token)
+{
+    return min(token / max(p.q_len_max, 1u), p.batch - 1u);
+}
+
+/** Sequence of a query token: the one that is guessed, else by search. */
 CUDA_DEVICE uint32_t find_sequence(const attend_params &p, uint32_t token)
 {
-    uint32_t guess = min(token / max(p.q_len_max, 1u), p.batch - 1u);
+    const uint32_t guess = guess_sequence(p, token);
     if ((uint32_t)p.q_indptr[guess] <= token && token < (uint32_t)p.q_indptr[guess + 1u]) {
         return guess;
     }
