@@ -138,29 +138,28 @@ template <int D, int RPL, typename F> struct walker {
     /* After the last group of K. */
     __device__ __forceinline__ void softmax(int32_t start)
     {
-        uint32_t packed[LANE_TOKENS / 2];
+        float x[RPL][LANE_TOKENS], rescale[RPL];
+        uint32_t pairs[RPL][LANE_TOKENS / 2], packed[LANE_TOKENS / 2], visible[RPL];
         __syncwarp(); /* the factors of K make room for P */
 #pragma unroll
         for (int i = 0; i < RPL; ++i) {
-            float x[LANE_TOKENS], rescale;
-            uint32_t pairs[LANE_TOKENS / 2];
-            bool has_base = rows.has_base >> i & 1u;
-            read_logits(m.x[i], lane, x);
-            b[i] =
-                column_softmax(x, &m.v_grid[2u * g], rows.scale[i], visible_bits(rows.first[i], rows.end[i], start, g),
-                               rows.base[i], rows.sum[i], has_base, rescale, pairs);
-            rows.has_base = (rows.has_base & ~(1u << i)) | (uint32_t)has_base << i;
-            if (__any_sync(0xffffffffu, rescale != 1.0f)) {
+            read_logits(m.x[i], lane, x[i]);
+            visible[i] = visible_bits(rows.first[i], rows.end[i], start, g);
+        }
+        columns_softmax<RPL>(x, &m.v_grid[2u * g], visible, rows, rescale, pairs, b);
+#pragma unroll
+        for (int i = 0; i < RPL; ++i) {
+            if (__any_sync(0xffffffffu, rescale[i] != 1.0f)) {
 #pragma unroll
                 for (int n = 0; n < D / 16; ++n) {
-                    o[n][0][i] *= rescale;
-                    o[n][1][i] *= rescale;
+                    o[n][0][i] *= rescale[i];
+                    o[n][1][i] *= rescale[i];
                 }
             }
+        }
 #pragma unroll
-            for (int n = 0; n < LANE_TOKENS / 2; ++n) {
-                packed[n] = i == 0 ? pairs[n] : ptx_prmt(packed[n], pairs[n], 0x5410u);
-            }
+        for (int n = 0; n < LANE_TOKENS / 2; ++n) {
+            packed[n] = RPL == 1 ? pairs[0][n] : ptx_prmt(pairs[0][n], pairs[RPL - 1][n], 0x5410u);
         }
 #pragma unroll
         for (uint32_t group = 0; group < GROUPS; ++group) {
@@ -259,6 +258,8 @@ template <int D, int RPL, typename F> struct walker {
     }
 };
 
+/* A block is a warp: what steers it is then known to be the same for all its lanes, and the hardware hands a unit to
+ * whichever slot is free. */
 template <int D, int RPL, uint32_t K, uint32_t V>
 __global__ void __launch_bounds__(32, shape<D, RPL>::warps) decode_kernel(const __grid_constant__ attend_params p)
 {
@@ -278,12 +279,13 @@ __global__ void __launch_bounds__(32, shape<D, RPL>::warps) decode_kernel(const 
     w.begin(guessed, guess);
     ptx_grid_wait();
     ptx_grid_release();
-    if (p.sequences[u.sequence].q_len == 0) {
+    const bool is_bad = p.sequences[u.sequence].q_len == 0; /* on its way with the rows */
+    w.rows = load_rows<RPL>(p, u, w.t);
+    load_queries<D, RPL, K == NBL_MXFP4>(p, u, m, lane);
+    if (is_bad) {
         ptx_cp_async_wait<0>();
         return;
     }
-    load_queries<D, RPL, K == NBL_MXFP4>(p, u, m, lane);
-    w.rows = load_rows<RPL>(p, u, w.t);
 #pragma unroll
     for (int n = 0; n < D / 16; ++n) {
 #pragma unroll
@@ -299,8 +301,6 @@ __global__ void __launch_bounds__(32, shape<D, RPL>::warps) decode_kernel(const 
     }
 }
 
-/* A block is a warp: what steers it is then known to be the same for all its lanes, and the hardware hands a unit to
- * whichever slot is free. */
 /* Shared memory to ask for beyond the `bytes` of a block, so that no multiprocessor has room for more than its share of
  * the blocks: those that are let in early go where there is room, not where there is least work. */
 uint32_t spread_bytes(const attend_params *p, uint32_t units, uint32_t bytes)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file decode_softmax.cuh
- * @brief Softmax of one tile and one query row in the decode kernel (NUM 5.4). A row is a column of S^T: the lanes with
+ * @brief Softmax of one tile in the decode kernel (NUM 5.4). A row is a column of S^T: the lanes with
  * equal t hold it, 16 tokens each, token n of lane g being 16 * (n / 2) + 2g + n % 2.
  */
 #ifndef CUDA_DECODE_SOFTMAX_H
@@ -32,22 +32,50 @@ PTX_FN void read_logits(const float4 (&stored)[GROUPS][32], uint32_t lane, float
     }
 }
 
+/** Largest over the lanes of each of N columns. */
+template <int N> PTX_FN void columns_max(float (&x)[N])
+{
+#pragma unroll
+    for (int distance = 4; distance < 32; distance *= 2) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            x[i] = fmaxf(x[i], __shfl_xor_sync(0xffffffffu, x[i], distance));
+        }
+    }
+}
+
 /** Largest over the lanes of a column. */
 PTX_FN float column_max(float x)
 {
-    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 4));
-    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 8));
-    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 16));
+    float one[1] = {x};
+    columns_max<1>(one);
+    return one[0];
 }
 
-/** tree(s) of NUM 5.4; a lane has s_2g and s_2g+1. */
+/** tree(s) of NUM 5.4 of N columns; a lane has s_2g and s_2g+1. */
+template <int N> PTX_FN void columns_tree(const float (&even)[N], const float (&odd)[N], float (&out)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        const float low = even[i] + __shfl_xor_sync(0xffffffffu, even[i], 16);
+        out[i] = low + (odd[i] + __shfl_xor_sync(0xffffffffu, odd[i], 16));
+    }
+#pragma unroll
+    for (int distance = 4; distance < 16; distance *= 2) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            out[i] = out[i] + __shfl_xor_sync(0xffffffffu, out[i], distance);
+        }
+    }
+}
+
+/** The same of one column. */
 PTX_FN float column_tree(float even, float odd)
 {
-    even = even + __shfl_xor_sync(0xffffffffu, even, 16);
-    odd = odd + __shfl_xor_sync(0xffffffffu, odd, 16);
-    float v = even + odd;
-    v = v + __shfl_xor_sync(0xffffffffu, v, 4);
-    return v + __shfl_xor_sync(0xffffffffu, v, 8);
+    const float evens[1] = {even}, odds[1] = {odd};
+    float tree[1];
+    columns_tree<1>(evens, odds, tree);
+    return tree[0];
 }
 
 /** ev + NBL_GRID of the lane's tokens n and n + 1, n even. */
@@ -80,28 +108,55 @@ PTX_FN float base_from(float logit)
     return nbl_clamp_f32(nbl_ceil(logit), -NBL_LOGIT_MAX, NBL_LOGIT_MAX);
 }
 
-/** t of every token, -inf where it is not visible; the largest of the column is returned. */
-PTX_FN float grid_logits(const float (&x)[LANE_TOKENS], const float *grid, float scale, float base, uint32_t visible,
-                         float (&out)[LANE_TOKENS])
+/** t of the lane's tokens of N columns, -inf where it is not visible; most[i] is the largest of column i. */
+template <int N>
+PTX_FN void columns_grid_logits(const float (&x)[N][LANE_TOKENS], const float *grid, const float (&scale)[N],
+                                const float (&base)[N], const uint32_t (&visible)[N], float (&out)[N][LANE_TOKENS],
+                                float (&most)[N])
 {
+    bool all = true;
 #pragma unroll
     for (int n = 0; n < LANE_TOKENS; n += 2) {
         const float2 pair = read_grid(grid, n);
-        out[n] = nbl_fma(x[n], scale, pair.x - base);
-        out[n + 1] = nbl_fma(x[n + 1], scale, pair.y - base);
-    }
-    if (!__all_sync(0xffffffffu, visible == 0xffffu)) {
 #pragma unroll
-        for (int n = 0; n < LANE_TOKENS; ++n) {
-            out[n] = visible >> n & 1u ? out[n] : -INFINITY;
+        for (int i = 0; i < N; ++i) {
+            out[i][n] = nbl_fma(x[i][n], scale[i], pair.x - base[i]);
+            out[i][n + 1] = nbl_fma(x[i][n + 1], scale[i], pair.y - base[i]);
         }
     }
-    float most = out[0];
 #pragma unroll
-    for (int n = 1; n < LANE_TOKENS; ++n) {
-        most = fmaxf(most, out[n]);
+    for (int i = 0; i < N; ++i) {
+        all = all && visible[i] == 0xffffu;
     }
-    return column_max(most);
+    if (!__all_sync(0xffffffffu, all)) {
+#pragma unroll
+        for (int n = 0; n < N * LANE_TOKENS; ++n) {
+            const int i = n / LANE_TOKENS, k = n % LANE_TOKENS;
+            out[i][k] = visible[i] >> k & 1u ? out[i][k] : -INFINITY;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        most[i] = out[i][0];
+#pragma unroll
+        for (int n = 1; n < LANE_TOKENS; ++n) {
+            most[i] = fmaxf(most[i], out[i][n]);
+        }
+    }
+    columns_max<N>(most);
+}
+
+/** The same of one column; the largest is returned. */
+PTX_FN float grid_logits(const float (&x)[LANE_TOKENS], const float *grid, float scale, float base, uint32_t visible,
+                         float (&out)[LANE_TOKENS])
+{
+    typedef float one_column[1][LANE_TOKENS];
+    const float scales[1] = {scale}, bases[1] = {base};
+    const uint32_t visibles[1] = {visible};
+    float most[1];
+    columns_grid_logits<1>(reinterpret_cast<const one_column &>(x), grid, scales, bases, visibles,
+                           reinterpret_cast<one_column &>(out), most);
+    return most[0];
 }
 
 /** P of a token pair, in bytes 0 and 2 of the result, and what it adds to l. */
@@ -115,48 +170,77 @@ PTX_FN uint32_t weigh(float t0, float t1, float most, float2 grid, float &even, 
                     0x4040u);
 }
 
-/** Softmax of one column of the tile. Returns b, 0 if the tile adds nothing; rescale is the factor for O; pairs[n]: P
- *  of tokens 2n and 2n + 1 as bytes, twice. The warp stays together: what only some columns need is done by all and
- *  kept by those. ex2.approx.ftz gives 0 below 2^-126. */
-PTX_FN float column_softmax(const float (&x)[LANE_TOKENS], const float *grid, float scale, uint32_t visible,
-                            float &base, float &sum, bool &has_base, float &rescale, uint32_t (&pairs)[LANE_TOKENS / 2])
+/** Moves the base of each column that has a logit too far above it; t and the largest are then others, and rescale[i]
+ *  is the factor for what has been added up. */
+template <int RPL>
+PTX_FN void move_bases(const float (&x)[RPL][LANE_TOKENS], const float *grid, const uint32_t (&visible)[RPL],
+                       lane_rows<RPL> &rows, float (&rescale)[RPL], float (&t)[RPL][LANE_TOKENS], float (&most)[RPL])
 {
-    float t[LANE_TOKENS];
-    rescale = 1.0f;
-    if (__any_sync(0xffffffffu, !has_base)) {
-        float logit = largest_logit(x, grid, scale, visible);
-        base = !has_base && logit > -INFINITY ? base_from(logit) : base;
+    bool moves[RPL];
+#pragma unroll
+    for (int i = 0; i < RPL; ++i) {
+        const float logit = largest_logit(x[i], grid, rows.scale[i], visible[i]);
+        moves[i] = most[i] > NBL_GRID + NBL_REBASE;
+        const float moved = moves[i] ? fmaxf(rows.base[i], base_from(logit)) : rows.base[i];
+        rescale[i] = nbl_pow2f(rows.base[i] - moved);
+        rows.base[i] = moved;
     }
-    float most = grid_logits(x, grid, scale, base, visible, t);
-    if (__any_sync(0xffffffffu, most > NBL_GRID + NBL_REBASE)) {
-        float moved = fmaxf(base, base_from(largest_logit(x, grid, scale, visible)));
-        bool moves = most > NBL_GRID + NBL_REBASE;
-        moved = moves ? moved : base;
-        rescale = nbl_pow2f(base - moved);
-        base = moved;
-        most = grid_logits(x, grid, scale, base, visible, t);
-        if (moves) {
+    columns_grid_logits<RPL>(x, grid, rows.scale, rows.base, visible, t, most);
+#pragma unroll
+    for (int i = 0; i < RPL; ++i) {
+        if (moves[i]) {
 #pragma unroll
             for (int n = 0; n < LANE_TOKENS; ++n) {
-                t[n] = fminf(t[n], NBL_GRID + NBL_REBASE);
+                t[i][n] = fminf(t[i][n], NBL_GRID + NBL_REBASE);
             }
-            most = fminf(most, NBL_GRID + NBL_REBASE);
+            most[i] = fminf(most[i], NBL_GRID + NBL_REBASE);
         }
     }
-    has_base = has_base || most > -INFINITY;
-    sum *= rescale;
-    float even = 0.0f, odd = 0.0f;
+}
+
+/** Weights of the lane's rows in one tile: b[i], 0 if the tile adds nothing; rescale[i], the factor for O; pairs[i][n], P
+ *  of tokens 2n and 2n + 1 as bytes, twice. The rows go side by side, so that one hides the latency of the other. The
+ *  warp stays together: what only some columns need is done by all and kept by those. ex2.approx.ftz gives 0 below
+ *  2^-126. */
+template <int RPL>
+PTX_FN void columns_softmax(const float (&x)[RPL][LANE_TOKENS], const float *grid, const uint32_t (&visible)[RPL],
+                            lane_rows<RPL> &rows, float (&rescale)[RPL], uint32_t (&pairs)[RPL][LANE_TOKENS / 2],
+                            float (&b)[RPL])
+{
+    float t[RPL][LANE_TOKENS], most[RPL], even[RPL] = {}, odd[RPL] = {}, l[RPL];
+    bool moves = false;
+    if (__any_sync(0xffffffffu, rows.has_base != (1u << RPL) - 1u)) {
+#pragma unroll
+        for (int i = 0; i < RPL; ++i) {
+            const float logit = largest_logit(x[i], grid, rows.scale[i], visible[i]);
+            rows.base[i] = !(rows.has_base >> i & 1u) && logit > -INFINITY ? base_from(logit) : rows.base[i];
+        }
+    }
+    columns_grid_logits<RPL>(x, grid, rows.scale, rows.base, visible, t, most);
+#pragma unroll
+    for (int i = 0; i < RPL; ++i) {
+        rescale[i] = 1.0f;
+        moves = moves || most[i] > NBL_GRID + NBL_REBASE;
+    }
+    if (__any_sync(0xffffffffu, moves)) {
+        move_bases<RPL>(x, grid, visible, rows, rescale, t, most);
+    }
 #pragma unroll
     for (int n = 0; n < LANE_TOKENS; n += 2) {
-        pairs[n / 2] = weigh(t[n], t[n + 1], most, read_grid(grid, n), even, odd);
+        const float2 pair = read_grid(grid, n);
+#pragma unroll
+        for (int i = 0; i < RPL; ++i) {
+            pairs[i][n / 2] = weigh(t[i][n], t[i][n + 1], most[i], pair, even[i], odd[i]);
+        }
     }
-    float l = column_tree(even, odd);
-    if (!(most - NBL_GRID >= NBL_WEIGHT_MIN)) {
-        return 0.0f;
+    columns_tree<RPL>(even, odd, l);
+#pragma unroll
+    for (int i = 0; i < RPL; ++i) {
+        const float sum = rows.sum[i] * rescale[i];
+        rows.has_base |= (uint32_t)(most[i] > -INFINITY) << i;
+        b[i] = most[i] - NBL_GRID >= NBL_WEIGHT_MIN ? nbl_grid_base(most[i] - NBL_GRID) : 0.0f;
+        rows.sum[i] = b[i] != 0.0f ? nbl_fma(l[i], b[i], sum) : sum;
     }
-    float b = nbl_grid_base(most - NBL_GRID);
-    sum = nbl_fma(l, b, sum);
-    return b;
 }
 
 /** How many of the lane's tokens n lie before `end`, counted from the lane's first one. */
