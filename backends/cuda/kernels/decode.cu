@@ -105,16 +105,30 @@ template <int D, int RPL, typename F> struct walker {
     float b[RPL];
     int32_t acc[RPL][D / 16][4];
 
+    /* Turns that are asked for before prepare has ended. All at once would hold up what it still reads and writes; with
+     * eight rows less is asked for at once anyway. */
+    static constexpr uint32_t first_turns = RPL == 1 ? 1u : RING;
+
     /* Begins at the unit's first tile, with the first turns asked for. */
     __device__ __forceinline__ void begin(uint32_t guessed, int32_t guess)
     {
-        if (!begin_walk(p, u, guessed, guess, lane, ask)) {
-            return; /* prepare finds it too, and takes the sequence out */
+        begin_walk(p, u, guessed, guess, lane, ask);
+        if (RPL == 2 && ask.tile >= u.end_tile) {
+            return; /* nothing to ask for; saying so spares registers where rows take many */
         }
         ask.to[0] = place_of<128u>(lane);
         ask.to[1] = ptx_keep(place_of<2u * D>(lane));
 #pragma unroll 1
-        for (uint32_t i = 0; i < RING; ++i) {
+        for (uint32_t i = 0; i < first_turns; ++i) {
+            ask_turn<D, RPL, F>(p, m, u, lane, ask);
+        }
+    }
+
+    /* Asks for the others there is room for. */
+    __device__ __forceinline__ void fill_ring()
+    {
+#pragma unroll 1
+        for (uint32_t i = first_turns; i < RING; ++i) {
             ask_turn<D, RPL, F>(p, m, u, lane, ask);
         }
     }
@@ -282,6 +296,7 @@ __global__ void __launch_bounds__(32, shape<D, RPL>::warps) decode_kernel(const 
     const bool is_bad = p.sequences[u.sequence].q_len == 0; /* on its way with the rows */
     w.rows = load_rows<RPL>(p, u, w.t);
     load_queries<D, RPL, K == NBL_MXFP4>(p, u, m, lane);
+    w.fill_ring();
     if (is_bad) {
         ptx_cp_async_wait<0>();
         return;

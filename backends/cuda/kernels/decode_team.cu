@@ -81,12 +81,10 @@ template <int D, int RPL> struct worker {
 
     __device__ __forceinline__ void ask_next() { ask_turn<D, RPL, any_formats>(p, m, u, lane, ask); }
 
-    /* Asks for the first turns unless a page is bad, which prepare finds too. */
+    /* Asks for the first turns. */
     __device__ __forceinline__ void begin(int32_t page)
     {
-        if (!begin_walk(p, u, u.first_tile, page, lane, ask)) {
-            return;
-        }
+        begin_walk(p, u, u.first_tile, page, lane, ask);
         ask.to[0] = place_of<128u>(lane);
         ask.to[1] = place_of<2u * D>(lane);
 #pragma unroll 1

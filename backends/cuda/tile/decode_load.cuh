@@ -67,9 +67,9 @@ PTX_FN int32_t guess_page(const attend_params &p, uint32_t sequence, uint32_t ti
     return entry < p.page_table_stride ? p.page_table[(uint64_t)sequence * p.page_table_stride + entry] : -1;
 }
 
-/** Puts the asker before the unit's first tile; `guess` is the page of the lane's group there if that is tile
- *  `guessed`. False if a page of that tile is not one of the pool. */
-PTX_FN bool begin_walk(const attend_params &p, const unit &u, uint32_t guessed, int32_t guess, uint32_t lane, asker &a)
+/** Puts the asker before the unit's first tile, or past its end if a page of that tile is not one of the pool: prepare
+ *  finds it too, and takes the sequence out. `guess` is the page of the lane's group there if that is tile `guessed`. */
+PTX_FN void begin_walk(const attend_params &p, const unit &u, uint32_t guessed, int32_t guess, uint32_t lane, asker &a)
 {
     const uint32_t first = u.first_tile * CUDA_TILE_TOKENS + lane % GROUPS * GROUP;
     a = {};
@@ -77,7 +77,7 @@ PTX_FN bool begin_walk(const attend_params &p, const unit &u, uint32_t guessed, 
     a.entry = first / p.pages.page_tokens;
     a.offset = first % p.pages.page_tokens;
     if (u.first_tile >= u.end_tile) {
-        return true;
+        return;
     }
     const bool has_group = lane % GROUPS < groups_in(u.kv_len, a.tile);
     if (a.tile == guessed) {
@@ -86,7 +86,9 @@ PTX_FN bool begin_walk(const attend_params &p, const unit &u, uint32_t guessed, 
     } else {
         a.page = u.pages[has_group ? a.entry : a.tile * CUDA_TILE_TOKENS / p.pages.page_tokens];
     }
-    return __all_sync(0xffffffffu, cuda_region_find(&p.pages, a.page) != NULL);
+    if (!__all_sync(0xffffffffu, cuda_region_find(&p.pages, a.page) != NULL)) {
+        a.tile = u.end_tile;
+    }
 }
 
 /** Moves the lane's place in the page table on by a tile. */
