@@ -68,7 +68,8 @@ PTX_FN int32_t guess_page(const attend_params &p, uint32_t sequence, uint32_t ti
 }
 
 /** Puts the asker before the unit's first tile, or past its end if a page of that tile is not one of the pool: prepare
- *  finds it too, and takes the sequence out. `guess` is the page of the lane's group there if that is tile `guessed`. */
+ *  finds it too, and takes the sequence out. `guess` is the page of the lane's group there if that is tile `guessed`.
+ */
 PTX_FN void begin_walk(const attend_params &p, const unit &u, uint32_t guessed, int32_t guess, uint32_t lane, asker &a)
 {
     const uint32_t first = u.first_tile * CUDA_TILE_TOKENS + lane % GROUPS * GROUP;

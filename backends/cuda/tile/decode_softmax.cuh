@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file decode_softmax.cuh
- * @brief Softmax of one tile in the decode kernel (NUM 5.4). A row is a column of S^T: the lanes with
- * equal t hold it, 16 tokens each, token n of lane g being 16 * (n / 2) + 2g + n % 2.
+ * @brief Softmax of one tile in the decode kernel (NUM 5.4). A row is a column of S^T: the lanes with equal t hold it,
+ * 16 tokens each, token n of lane g being 16 * (n / 2) + 2g + n % 2.
  */
 #ifndef CUDA_DECODE_SOFTMAX_H
 #define CUDA_DECODE_SOFTMAX_H
@@ -198,8 +198,8 @@ PTX_FN void move_bases(const float (&x)[RPL][LANE_TOKENS], const float *grid, co
     }
 }
 
-/** Weights of the lane's rows in one tile: b[i], 0 if the tile adds nothing; rescale[i], the factor for O; pairs[i][n], P
- *  of tokens 2n and 2n + 1 as bytes, twice. The rows go side by side, so that one hides the latency of the other. The
+/** Weights of the lane's rows in one tile: b[i], 0 if the tile adds nothing; rescale[i], the factor for O; pairs[i][n],
+ *  P of tokens 2n and 2n + 1 as bytes, twice. The rows go side by side, so that one hides the latency of the other. The
  *  warp stays together: what only some columns need is done by all and kept by those. ex2.approx.ftz gives 0 below
  *  2^-126. */
 template <int RPL>
