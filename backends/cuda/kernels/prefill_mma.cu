@@ -22,7 +22,6 @@ template <int KD, int VD> struct alignas(128) memory {
     alignas(128) uint8_t images[STAGES][prefill_image<KD, VD>::bytes];
     alignas(128) uint8_t queries[PREFILL_ROWS * KD];
     prefill_row rows[PREFILL_ROWS];
-    prefill_seen seen[THREADS / 32u];
     prefill_item item;
     uint32_t unit; /* of the item: thread 0 searches on from there */
     uint32_t table[PREFILL_STEPS];
@@ -106,15 +105,10 @@ template <int VD> CUDA_DEVICE void sums_of(int32_t (&a)[VD / 2], const uint32_t 
     }
 }
 
-/* Rows of the warp, what all of them see, and their image; worked out anew, so that no register holds them. */
+/* Rows of the warp and their image; worked out anew, so that no register holds them. */
 template <typename Memory> CUDA_DEVICE prefill_row *rows_of_warp(Memory &m)
 {
     return &m.rows[ptx_thread() / 32u * 16u];
-}
-
-template <typename Memory> CUDA_DEVICE prefill_seen *seen_by_warp(Memory &m)
-{
-    return &m.seen[ptx_thread() / 32u];
 }
 
 template <int KD, typename Memory> CUDA_DEVICE const uint8_t *queries_of_warp(const Memory &m)
@@ -154,7 +148,7 @@ template <int KD, int VD> CUDA_DEVICE void do_item(const attend_params &p, memor
     prefill_rows r;
     int32_t s[64];
     float o[VD / 2];
-    prefill_rows_begin(r, rows_of_warp(m), seen_by_warp(m));
+    prefill_rows_begin(r, rows_of_warp(m));
     prefill_rows_clear(r, rows_of_warp(m), o);
     for (uint32_t tile = it.tile_first; tile < it.tile_end; ++tile) {
         const uint8_t *image = m.images[tile % STAGES];
@@ -166,7 +160,7 @@ template <int KD, int VD> CUDA_DEVICE void do_item(const attend_params &p, memor
         scores_of<KD, 128>(s, ptx_shared_address(m.queries), ptx_thread() / 32u * 16u, ptx_shared_address(image));
         const int32_t start = (int32_t)(tile * CUDA_TILE_TOKENS);
         prefill_top top =
-            prefill_logits<KD, VD>(s, image, prefill_common<KD, VD>(image), rows_of_warp(m), seen_by_warp(m), start, r);
+            prefill_logits<KD, VD>(s, image, prefill_common<KD, VD>(image), rows_of_warp(m), prefill_is_open(it, tile), start, r);
         if (top.unusual) {
             prefill_unusual<KD, VD>(s, queries_of_warp<KD>(m), image, rows_of_warp(m), start, r, o, top);
         }

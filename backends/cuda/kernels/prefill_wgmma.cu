@@ -43,7 +43,6 @@ template <int KD, int VD> struct alignas(1024) memory {
     alignas(1024) uint8_t queries[2][PREFILL_ROWS * KD]; /* images of rows of KD bytes */
     float4 total[VD / 8][CONSUMERS];
     prefill_row rows[2][PREFILL_ROWS];
-    prefill_seen seen[CONSUMER_WARPS];
     prefill_item items[2];
     uint32_t table[PREFILL_STEPS];
     uint64_t stage_full[STAGES], stage_empty[STAGES], item_full[2], item_empty[2];
@@ -53,15 +52,17 @@ template <int KD, int VD> struct alignas(1024) memory {
 
 /* ------------------------------------------------------------------------------------------------ loading */
 
-/* Place in the ring and the parity of its use, in one register: the stage low, the parity in the highest bit. */
+/* Place in the ring and the parity of its use. */
 struct ring_place {
-    uint32_t bits;
+    uint32_t stage, parity;
 
-    __device__ __forceinline__ uint32_t stage() const { return bits & 3u; }
-    __device__ __forceinline__ uint32_t parity() const { return bits >> 31; }
-    __device__ __forceinline__ void next() { bits = stage() + 1u == STAGES ? (bits ^ 1u << 31) & ~3u : bits + 1u; }
+    __device__ __forceinline__ void next()
+    {
+        const bool wraps = stage == STAGES - 1u;
+        stage = wraps ? 0u : stage + 1u;
+        parity ^= wraps ? 1u : 0u;
+    }
 };
-static_assert(STAGES <= 4u, "a stage is two bits");
 
 /* Query rows and what the computing warps must know of them, into a slot. */
 template <int KD, int VD>
@@ -109,7 +110,7 @@ template <int KD, int VD> CUDA_DEVICE void load_images(const attend_params &p, m
 {
     constexpr uint32_t bytes = prefill_image<KD, VD>::bytes;
     const uint64_t policy = ptx_policy_evict_last();
-    ring_place at = {0};
+    ring_place at = {0, 0};
     for (uint32_t n = 0;; ++n) {
         ptx_mbarrier_wait_idle(ptx_shared_address(&m.item_full[n % 2u]), n / 2u % 2u, IDLE);
         const prefill_item &it = m.items[n % 2u];
@@ -120,10 +121,10 @@ template <int KD, int VD> CUDA_DEVICE void load_images(const attend_params &p, m
         const uint8_t *from = p.images + ((uint64_t)it.unit * p.image_tiles + it.tile_first) * bytes;
         ptx_mbarrier_arrive(ptx_shared_address(&m.item_empty[n % 2u]));
         for (; tiles > 0; --tiles) {
-            const uint32_t full = ptx_shared_address(&m.stage_full[at.stage()]);
-            ptx_mbarrier_wait_idle(ptx_shared_address(&m.stage_empty[at.stage()]), at.parity() ^ 1u, IDLE);
+            const uint32_t full = ptx_shared_address(&m.stage_full[at.stage]);
+            ptx_mbarrier_wait_idle(ptx_shared_address(&m.stage_empty[at.stage]), at.parity ^ 1u, IDLE);
             ptx_mbarrier_arrive_expect(full, bytes);
-            ptx_bulk_copy(ptx_shared_address(m.stages[at.stage()].image), from, bytes, full, policy);
+            ptx_bulk_copy(ptx_shared_address(m.stages[at.stage].image), from, bytes, full, policy);
             from += bytes;
             at.next();
         }
@@ -155,10 +156,27 @@ template <int VD> CUDA_DEVICE void begin_sums(int32_t (&a)[VD / 2], const uint32
 
 /* What a warp of the computing warpgroups walks over. */
 struct walk {
-    uint32_t tile, tile_end;
+    uint32_t tile;
+    uint32_t stop; /* tile before which something is to be done: a chunk, the item or the open tiles begin or end */
+    uint32_t open; /* 1: the rows see the whole of all tiles before that */
     uint32_t items; /* begun so far; the item at hand has slot (items - 1) % 2 */
     ring_place at;
 };
+
+/* The same number in all threads, known to be: a uniform register can hold it. */
+CUDA_DEVICE uint32_t uniform(uint32_t x)
+{
+    return __reduce_max_sync(FULL_WARP, x);
+}
+
+/* How far tiles are alike. */
+CUDA_DEVICE void set_stop(walk &w, const prefill_item &it)
+{
+    const uint32_t edge = w.tile < it.open_first ? it.open_first : it.open_end;
+    const uint32_t end = min(it.tile_end, (w.tile | (CUDA_CHUNK_TILES - 1u)) + 1u);
+    w.open = uniform(prefill_is_open(it, w.tile) ? 1u : 0u);
+    w.stop = uniform(edge > w.tile ? min(end, edge) : end);
+}
 
 /* The next item is there: true, or false after the last one. */
 template <int KD, int VD> CUDA_DEVICE bool wait_item(memory<KD, VD> &m, uint32_t n)
@@ -171,12 +189,6 @@ template <int KD, int VD> CUDA_DEVICE bool wait_item(memory<KD, VD> &m, uint32_t
 template <int KD, int VD> CUDA_DEVICE prefill_row *rows_of_warp(memory<KD, VD> &m, uint32_t slot)
 {
     return &m.rows[slot][(ptx_thread() - LOADERS) / 32u * 16u];
-}
-
-/* What all of them see. */
-template <int KD, int VD> CUDA_DEVICE prefill_seen *seen_by_warp(memory<KD, VD> &m)
-{
-    return &m.seen[(ptx_thread() - LOADERS) / 32u];
 }
 
 /* Their image. */
@@ -210,20 +222,19 @@ CUDA_DEVICE void end_chunk(const attend_params &p, memory<KD, VD> &m, const walk
 template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memory<KD, VD> &m)
 {
     constexpr uint32_t stage_step = sizeof(typename memory<KD, VD>::stage) / 16u;
-    const uint32_t group = __reduce_max_sync(FULL_WARP, threadIdx.x / 128u - 1u); /* the same, known to be uniform */
+    const uint32_t group = uniform(threadIdx.x / 128u - 1u);
     const uint32_t k_low = wgmma_tile_low(ptx_shared_address(m.stages[0].image));
     const uint32_t v_low = k_low + prefill_image<KD, VD>::v_at / 16u;
     const uint32_t q_low = wgmma_tile_low(ptx_shared_address(m.queries[0])) + group * (64u * KD / 16u);
     int32_t s[64], a[VD / 2];
     float o[VD / 2], common;
     prefill_rows r;
-    walk w = {0, 0, 1, {0}};
     if (!wait_item(m, 0)) {
         return;
     }
-    w.tile = m.items[0].tile_first;
-    w.tile_end = m.items[0].tile_end;
-    prefill_rows_begin(r, rows_of_warp(m, 0), seen_by_warp(m));
+    walk w = {uniform(m.items[0].tile_first), 0, 0, 1, {0, 0}};
+    set_stop(w, m.items[0]);
+    prefill_rows_begin(r, rows_of_warp(m, 0));
     prefill_rows_clear(r, rows_of_warp(m, 0), o);
     if (group == 1u) { /* the first turn is the other one's */
         wgmma_bar_arrive(WEIGH_BARRIER, CONSUMERS);
@@ -236,12 +247,13 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
     wgmma_wait<0>();
     for (;;) {
         const uint32_t slot = (w.items - 1u) % 2u;
-        const uint8_t *image = m.stages[w.at.stage()].image;
+        const uint8_t *image = m.stages[w.at.stage].image;
         const int32_t start = (int32_t)(w.tile * CUDA_TILE_TOKENS);
-        const uint32_t v = v_low + w.at.stage() * stage_step;
+        const uint32_t v = v_low + w.at.stage * stage_step;
         uint32_t packed[16];
         float b[2], l[2];
-        prefill_top top = prefill_logits<KD, VD>(s, image, common, rows_of_warp(m, slot), seen_by_warp(m), start, r);
+        prefill_top top =
+            prefill_logits<KD, VD>(s, image, common, rows_of_warp(m, slot), w.open != 0, start, r);
         if (top.unusual) {
             prefill_unusual<KD, VD>(s, queries_of_warp(m, slot), image, rows_of_warp(m, slot), start, r, o, top);
         }
@@ -251,18 +263,18 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
         wgmma_fence();
         begin_sums<VD>(a, packed, v);
         wgmma_commit();
-        const bool item_ends = w.tile + 1u == w.tile_end;
-        const bool chunk_ends = item_ends || w.tile % CUDA_CHUNK_TILES == CUDA_CHUNK_TILES - 1u;
-        const uint32_t stage = w.at.stage();
+        const bool stops = w.tile + 1u == w.stop;
+        const bool item_ends = stops && w.stop == m.items[slot].tile_end;
+        const uint32_t stage = w.at.stage;
         const bool more = !item_ends || wait_item(m, w.items);
         if (more) { /* else the products that follow are of no use, and of no harm */
             w.at.next();
-            ptx_mbarrier_wait(ptx_shared_address(&m.stage_full[w.at.stage()]), w.at.parity());
-            common = prefill_common<KD, VD>(m.stages[w.at.stage()].image);
+            ptx_mbarrier_wait(ptx_shared_address(&m.stage_full[w.at.stage]), w.at.parity);
+            common = prefill_common<KD, VD>(m.stages[w.at.stage].image);
         }
         wgmma_fence();
         begin_scores<KD>(s, q_low + (item_ends && more ? slot ^ 1u : slot) * (PREFILL_ROWS * KD / 16u),
-                         k_low + w.at.stage() * stage_step);
+                         k_low + w.at.stage * stage_step);
         wgmma_commit();
         prefill_add_sum(r, b, l);
         wgmma_wait<1>();
@@ -271,8 +283,11 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
             ptx_mbarrier_arrive(ptx_shared_address(&m.stage_empty[stage]));
         }
         prefill_add_tile(a, b, o);
-        if (chunk_ends) {
-            end_chunk(p, m, w, item_ends, r, o);
+        w.tile++;
+        if (stops) {
+            if (item_ends || w.tile % CUDA_CHUNK_TILES == 0) {
+                end_chunk(p, m, w, item_ends, r, o);
+            }
             if (item_ends) {
                 __syncwarp();
                 if (threadIdx.x % 32u == 0) {
@@ -281,14 +296,15 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
                 if (!more) {
                     break;
                 }
-                w.tile = m.items[slot ^ 1u].tile_first - 1u;
-                w.tile_end = m.items[slot ^ 1u].tile_end;
+                w.tile = uniform(m.items[slot ^ 1u].tile_first);
                 w.items++;
-                prefill_rows_begin(r, rows_of_warp(m, slot ^ 1u), seen_by_warp(m));
+                prefill_rows_begin(r, rows_of_warp(m, slot ^ 1u));
             }
-            prefill_rows_clear(r, rows_of_warp(m, (w.items - 1u) % 2u), o);
+            if (item_ends || w.tile % CUDA_CHUNK_TILES == 0) {
+                prefill_rows_clear(r, rows_of_warp(m, (w.items - 1u) % 2u), o);
+            }
+            set_stop(w, m.items[(w.items - 1u) % 2u]);
         }
-        w.tile++;
         wgmma_wait<0>();
     }
     wgmma_wait<0>();

@@ -117,7 +117,9 @@ struct prefill_item {
     uint32_t rows;
     uint32_t chunk; /**< split: n-th of the range */
     uint32_t tile_first;
-    uint32_t tile_end; /**< 0: there are no more items */
+    uint32_t tile_end;   /**< 0: there are no more items */
+    uint32_t open_first; /**< all PREFILL_ROWS rows see the whole of tiles [open_first, open_end) */
+    uint32_t open_end;
 };
 
 /** A row of an item. */
@@ -164,12 +166,22 @@ CUDA_DEVICE prefill_item prefill_item_of(const attend_params &p, uint32_t index,
     it.chunk = place / blocks;
     it.first_row = block * PREFILL_ROWS;
     it.rows = min((uint32_t)s.q_len * p.group_rows - it.first_row, PREFILL_ROWS);
-    visible_range range =
-        prefill_range(p, s, it.first_row / p.group_rows, (it.first_row + it.rows - 1u) / p.group_rows);
+    const uint32_t from = it.first_row / p.group_rows, to = (it.first_row + it.rows - 1u) / p.group_rows;
     uint32_t low, high;
     prefill_unit_tiles(p, s, &low, &high);
-    prefill_tiles(prefill_range_of_item(p, it, range), low, high, &it.tile_first, &it.tile_end);
+    prefill_tiles(prefill_range_of_item(p, it, prefill_range(p, s, from, to)), low, high, &it.tile_first, &it.tile_end);
+    if (it.rows == PREFILL_ROWS) {
+        const visible_range all = prefill_range_of_item(p, it, prefill_range(p, s, to, from));
+        it.open_first = ((uint32_t)all.first + CUDA_TILE_TOKENS - 1u) / CUDA_TILE_TOKENS;
+        it.open_end = (uint32_t)all.end / CUDA_TILE_TOKENS;
+    }
     return it;
+}
+
+/** All rows of the item see the whole of a tile. */
+CUDA_DEVICE bool prefill_is_open(const prefill_item &it, uint32_t tile)
+{
+    return tile >= it.open_first && tile < it.open_end;
 }
 
 /** Row i of an item; one that is not there sees nothing. */
@@ -213,13 +225,8 @@ CUDA_DEVICE uint4 prefill_query_piece(const attend_params &p, const prefill_item
 struct prefill_rows {
     float scale[2];
     float sum[2];    /**< L */
-    int32_t base[2]; /**< B in steps, or PREFILL_NO_BASE */
-};
-
-/** All rows of a warp see [first, end). */
-struct prefill_seen {
-    int32_t first;
-    int32_t end;
+    int32_t base[2];  /**< B in steps, or PREFILL_NO_BASE */
+    int32_t limit[2]; /**< bits of a tile's largest t up to which the tile is a usual one */
 };
 
 /** Largest (as integers) over the lanes that share a row. */
@@ -229,19 +236,22 @@ CUDA_DEVICE int32_t prefill_row_max(int32_t x)
     return max(x, __shfl_xor_sync(FULL_WARP, x, 2));
 }
 
-/** The thread's rows at the beginning of an item; rows and seen are those of the warp. */
-CUDA_DEVICE void prefill_rows_begin(prefill_rows &r, const prefill_row *rows, prefill_seen *seen)
+/** The thread's rows at the beginning of an item; rows are those of the warp. */
+CUDA_DEVICE void prefill_rows_begin(prefill_rows &r, const prefill_row *rows)
 {
-    const uint32_t thread = ptx_thread();
-    uint32_t g = thread % 32u / PREFILL_LANES;
-    const prefill_seen all = {__reduce_max_sync(FULL_WARP, max(rows[g].first, rows[g + 8u].first)),
-                              __reduce_min_sync(FULL_WARP, min(rows[g].end, rows[g + 8u].end))};
-    if (thread % 32u == 0) {
-        *seen = all;
-    }
-    __syncwarp();
+    uint32_t g = ptx_thread() % 32u / PREFILL_LANES;
     r.scale[0] = rows[g].scale;
     r.scale[1] = rows[g + 8u].scale;
+}
+
+/** Gives a row its base. A tile is usual if its logits are near and no more than NBL_REBASE above a base not far from
+ *  0 (NUM 5.4); with another base none is. */
+CUDA_DEVICE void prefill_set_base(prefill_rows &r, int row, int32_t base)
+{
+    constexpr int32_t most = PREFILL_GRID_BITS + PREFILL_NEAR;
+    r.base[row] = base;
+    r.limit[row] =
+        base < PREFILL_BASE_LOW ? INT32_MIN : min(PREFILL_GRID_BITS + (int32_t)NBL_REBASE * PREFILL_STEPS + base, most);
 }
 
 /** At the beginning of a chunk. Rows that see nothing at all need no base. */
@@ -251,7 +261,7 @@ template <int N> CUDA_DEVICE void prefill_rows_clear(prefill_rows &r, const pref
     uint32_t g = thread % 32u / PREFILL_LANES;
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-        r.base[row] = rows[g + 8u * row].first >= rows[g + 8u * row].end ? 0 : PREFILL_NO_BASE;
+        prefill_set_base(r, row, rows[g + 8u * row].first >= rows[g + 8u * row].end ? 0 : PREFILL_NO_BASE);
         r.sum[row] = 0.0f;
     }
 #pragma unroll
@@ -411,22 +421,35 @@ CUDA_DEVICE void prefill_most(const int32_t (&s)[64], int32_t (&most)[2])
     }
 }
 
-/** Scores become bits of T. COMMON: the tokens have one exponent in K, which is in scale; a product of a score and two
- *  powers of two is exact, whichever comes first. */
-template <bool COMMON>
-CUDA_DEVICE void prefill_near_logits(int32_t (&s)[64], const prefill_parameters &v, const float (&scale)[2])
+/** Scores become bits of T; `common` is 2^ek of all tokens, or 0. A product of a score and two powers of two is exact,
+ *  whichever comes first. */
+CUDA_DEVICE void prefill_near_logits(int32_t (&s)[64], const prefill_parameters &v, const prefill_rows &r, float common)
 {
+    const float all = common == 0.0f ? 1.0f : common;
+    const float scale[2] = {r.scale[0] * all, r.scale[1] * all};
+#pragma unroll
+    for (int i = 0; i < 64; ++i) {
+        s[i] = __float_as_int((float)s[i]);
+    }
+    if (common == 0.0f) {
+#pragma unroll
+        for (int h = 0; h < 8; ++h) {
+            const float4 unit4 = v.units[4 * h];
+            const float unit[4] = {unit4.x, unit4.y, unit4.z, unit4.w};
+#pragma unroll
+            for (int k = 0; k < 8; ++k) {
+                s[8 * h + k] = __float_as_int(__int_as_float(s[8 * h + k]) * unit[k / 4 * 2 + k % 2]);
+            }
+        }
+    }
 #pragma unroll
     for (int h = 0; h < 8; ++h) {
-        const float4 unit4 = COMMON ? make_float4(1.0f, 1.0f, 1.0f, 1.0f) : v.units[4 * h];
-        const float unit[4] = {unit4.x, unit4.y, unit4.z, unit4.w};
         const float4 exponent4 = v.exponents[4 * h];
         const float exponent[4] = {exponent4.x, exponent4.y, exponent4.z, exponent4.w};
 #pragma unroll
         for (int k = 0; k < 8; ++k) {
-            const int i = 8 * h + k, at = k / 4 * 2 + k % 2;
-            const float x = COMMON ? (float)s[i] : (float)s[i] * unit[at];
-            s[i] = __float_as_int(nbl_fma(x, scale[k / 2 % 2], exponent[at]));
+            const int i = 8 * h + k;
+            s[i] = __float_as_int(nbl_fma(__int_as_float(s[i]), scale[k / 2 % 2], exponent[k / 4 * 2 + k % 2]));
         }
     }
 }
@@ -445,7 +468,7 @@ CUDA_DEVICE float prefill_move_base(prefill_rows &r, int row, int32_t base)
         factor = nbl_pow2f((float)((r.base[row] - base) / PREFILL_STEPS));
         r.sum[row] *= factor;
     }
-    r.base[row] = base;
+    prefill_set_base(r, row, base);
     return factor;
 }
 
@@ -462,7 +485,7 @@ CUDA_DEVICE void prefill_far(int32_t (&s)[64], const prefill_parameters &v, cons
     prefill_bases(s, v, mask, r, base);
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-        r.base[row] = r.base[row] == PREFILL_NO_BASE ? base[row] : r.base[row];
+        prefill_set_base(r, row, r.base[row] == PREFILL_NO_BASE ? base[row] : r.base[row]);
         shift[row] = -(float)(r.base[row] / PREFILL_STEPS);
     }
     prefill_grid_logits(s, v, r, shift);
@@ -605,13 +628,6 @@ CUDA_DEVICE void prefill_add_sum(prefill_rows &r, const float (&b)[2], float (&l
     }
 }
 
-/** 1 if a tile with a largest logit of k steps above GRID needs prefill_unusual; `steps` are those above the base. */
-CUDA_DEVICE bool prefill_is_unusual(const prefill_rows &r, int row, int32_t k, int32_t &steps)
-{
-    steps = k - r.base[row];
-    return steps > (int32_t)NBL_REBASE * PREFILL_STEPS || k > PREFILL_NEAR || r.base[row] < PREFILL_BASE_LOW;
-}
-
 /** What a tile's scores say of its rows. */
 struct prefill_top {
     int32_t most[2];  /**< bits of the largest t */
@@ -629,9 +645,10 @@ CUDA_DEVICE bool prefill_first_bases(prefill_rows &r, prefill_top &top)
         const int32_t k = prefill_steps(top.most[row]);
         const bool is_clear = k % PREFILL_STEPS != 0 && k >= -PREFILL_NEAR && k <= PREFILL_NEAR;
         if (r.base[row] == PREFILL_NO_BASE && is_clear) {
-            r.base[row] = (k + PREFILL_STEPS - 1) & ~(PREFILL_STEPS - 1);
+            prefill_set_base(r, row, (k + PREFILL_STEPS - 1) & ~(PREFILL_STEPS - 1));
         }
-        unusual = prefill_is_unusual(r, row, k, top.steps[row]) || unusual;
+        top.steps[row] = k - r.base[row];
+        unusual = unusual || top.most[row] > r.limit[row];
     }
     return __any_sync(FULL_WARP, unusual);
 }
@@ -677,29 +694,23 @@ template <int KD, int VD> CUDA_DEVICE float prefill_common(const uint8_t *image)
     return *(const float *)(const void *)(image + prefill_image<KD, VD>::common_at);
 }
 
-/** A tile's scores to bits of t; `common` is prefill_common of it, to be asked for before the scores are there. */
+/** A tile's scores to bits of t; `common` is prefill_common of it, to be asked for before the scores are there; `open`
+ *  says that the rows see the whole tile. */
 template <int KD, int VD>
 CUDA_DEVICE prefill_top prefill_logits(int32_t (&s)[64], const uint8_t *image, float common, const prefill_row *rows,
-                                       const prefill_seen *seen, int32_t start, const prefill_rows &r)
+                                       bool open, int32_t start, const prefill_rows &r)
 {
-    const prefill_parameters v = prefill_parameters_of<KD, VD>(image);
     prefill_top top;
-    bool unusual = false;
-    if (common != 0.0f) {
-        const float scale[2] = {r.scale[0] * common, r.scale[1] * common};
-        prefill_near_logits<true>(s, v, scale);
-    } else {
-        prefill_near_logits<false>(s, v, r.scale);
-    }
-    if (start < seen->first || start + (int32_t)CUDA_TILE_TOKENS > seen->end) {
+    prefill_near_logits(s, prefill_parameters_of<KD, VD>(image), r, common);
+    if (!open) {
         prefill_hide(s, prefill_mask_of(rows, start));
     }
     prefill_most(s, top.most);
 #pragma unroll
-    for (int row = 0; row < 2; ++row) {
-        unusual = prefill_is_unusual(r, row, prefill_steps(top.most[row]), top.steps[row]) || unusual;
+    for (int row = 0; row < 2; ++row) { /* logits below the grid are not counted rightly, but are left out anyway */
+        top.steps[row] = top.most[row] - PREFILL_GRID_BITS - r.base[row];
     }
-    top.unusual = __any_sync(FULL_WARP, unusual);
+    top.unusual = __any_sync(FULL_WARP, top.most[0] > r.limit[0] || top.most[1] > r.limit[1]);
     return top;
 }
 
