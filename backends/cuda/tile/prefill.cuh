@@ -407,17 +407,17 @@ CUDA_DEVICE void prefill_hide(int32_t (&s)[64], const prefill_mask &mask)
     }
 }
 
-/** Largest t of both rows. As integers they order rightly where they are positive; a row with none is left out. */
+/** Largest t of the thread's part of both rows. As integers they order rightly where they are positive; a row with none
+ *  is left out. */
 CUDA_DEVICE void prefill_most(const int32_t (&s)[64], int32_t (&most)[2])
 {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-        int32_t m = max(s[2 * row], s[2 * row + 1]);
+        most[row] = max(s[2 * row], s[2 * row + 1]);
 #pragma unroll
         for (int j = 1; j < 16; ++j) {
-            m = __vimax3_s32(m, s[4 * j + 2 * row], s[4 * j + 2 * row + 1]);
+            most[row] = __vimax3_s32(most[row], s[4 * j + 2 * row], s[4 * j + 2 * row + 1]);
         }
-        most[row] = prefill_row_max(m);
     }
 }
 
@@ -491,6 +491,8 @@ CUDA_DEVICE void prefill_far(int32_t (&s)[64], const prefill_parameters &v, cons
     prefill_grid_logits(s, v, r, shift);
     prefill_hide(s, mask);
     prefill_most(s, most);
+    most[0] = prefill_row_max(most[0]);
+    most[1] = prefill_row_max(most[1]);
     bool moves[2];
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
@@ -509,6 +511,8 @@ CUDA_DEVICE void prefill_far(int32_t (&s)[64], const prefill_parameters &v, cons
             s[i] = min(s[i], PREFILL_GRID_BITS + limit);
         }
         prefill_most(s, most);
+        most[0] = prefill_row_max(most[0]);
+        most[1] = prefill_row_max(most[1]);
     }
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
@@ -702,10 +706,14 @@ CUDA_DEVICE prefill_top prefill_logits(int32_t (&s)[64], const uint8_t *image, f
 {
     prefill_top top;
     prefill_near_logits(s, prefill_parameters_of<KD, VD>(image), r, common);
+    int32_t own[2]; /* of the thread */
+    prefill_most(s, own);
     if (!open) {
         prefill_hide(s, prefill_mask_of(rows, start));
+        prefill_most(s, own);
     }
-    prefill_most(s, top.most);
+    top.most[0] = prefill_row_max(own[0]);
+    top.most[1] = prefill_row_max(own[1]);
 #pragma unroll
     for (int row = 0; row < 2; ++row) { /* logits below the grid are not counted rightly, but are left out anyway */
         top.steps[row] = top.most[row] - PREFILL_GRID_BITS - r.base[row];
