@@ -159,8 +159,8 @@ template <int KD, int VD> CUDA_DEVICE void do_item(const attend_params &p, memor
         __syncthreads();
         scores_of<KD, 128>(s, ptx_shared_address(m.queries), ptx_thread() / 32u * 16u, ptx_shared_address(image));
         const int32_t start = (int32_t)(tile * CUDA_TILE_TOKENS);
-        prefill_top top =
-            prefill_logits<KD, VD>(s, image, prefill_common<KD, VD>(image), rows_of_warp(m), prefill_is_open(it, tile), start, r);
+        prefill_top top = prefill_logits<KD, VD>(s, image, prefill_common<KD, VD>(image), rows_of_warp(m),
+                                                 prefill_is_open(it, tile), start, r);
         if (top.unusual) {
             prefill_unusual<KD, VD>(s, queries_of_warp<KD>(m), image, rows_of_warp(m), start, r, o, top);
         }

@@ -157,8 +157,8 @@ template <int VD> CUDA_DEVICE void begin_sums(int32_t (&a)[VD / 2], const uint32
 /* What a warp of the computing warpgroups walks over. */
 struct walk {
     uint32_t tile;
-    uint32_t stop; /* tile before which something is to be done: a chunk, the item or the open tiles begin or end */
-    uint32_t open; /* 1: the rows see the whole of all tiles before that */
+    uint32_t stop;  /* tile before which something is to be done: a chunk, the item or the open tiles begin or end */
+    uint32_t open;  /* 1: the rows see the whole of all tiles before that */
     uint32_t items; /* begun so far; the item at hand has slot (items - 1) % 2 */
     ring_place at;
 };
@@ -229,6 +229,7 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
     int32_t s[64], a[VD / 2];
     float o[VD / 2], common;
     prefill_rows r;
+    prefill_late late = {};
     if (!wait_item(m, 0)) {
         return;
     }
@@ -244,16 +245,16 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
     wgmma_fence();
     begin_scores<KD>(s, q_low, k_low);
     wgmma_commit();
-    wgmma_wait<0>();
     for (;;) {
+        wgmma_wait<0>();
         const uint32_t slot = (w.items - 1u) % 2u;
         const uint8_t *image = m.stages[w.at.stage].image;
         const int32_t start = (int32_t)(w.tile * CUDA_TILE_TOKENS);
         const uint32_t v = v_low + w.at.stage * stage_step;
         uint32_t packed[16];
         float b[2], l[2];
-        prefill_top top =
-            prefill_logits<KD, VD>(s, image, common, rows_of_warp(m, slot), w.open != 0, start, r);
+        prefill_top top = prefill_logits<KD, VD>(s, image, common, rows_of_warp(m, slot), w.open != 0, start, r);
+        prefill_late_sum(r, late);
         if (top.unusual) {
             prefill_unusual<KD, VD>(s, queries_of_warp(m, slot), image, rows_of_warp(m, slot), start, r, o, top);
         }
@@ -276,15 +277,18 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
         begin_scores<KD>(s, q_low + (item_ends && more ? slot ^ 1u : slot) * (PREFILL_ROWS * KD / 16u),
                          k_low + w.at.stage * stage_step);
         wgmma_commit();
-        prefill_add_sum(r, b, l);
+        const float x[2] = {__shfl_xor_sync(FULL_WARP, l[0], 1), __shfl_xor_sync(FULL_WARP, l[1], 1)};
         wgmma_wait<1>();
         __syncwarp(); /* one lane arrives for the reads of all */
         if (threadIdx.x % 32u == 0) {
             ptx_mbarrier_arrive(ptx_shared_address(&m.stage_empty[stage]));
         }
         prefill_add_tile(a, b, o);
+        late = prefill_late_of(b, l, x);
         w.tile++;
         if (stops) {
+            prefill_late_sum(r, late);
+            late = {};
             if (item_ends || w.tile % CUDA_CHUNK_TILES == 0) {
                 end_chunk(p, m, w, item_ends, r, o);
             }
@@ -305,7 +309,6 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
             }
             set_stop(w, m.items[(w.items - 1u) % 2u]);
         }
-        wgmma_wait<0>();
     }
     wgmma_wait<0>();
 }

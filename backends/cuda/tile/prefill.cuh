@@ -224,7 +224,7 @@ CUDA_DEVICE uint4 prefill_query_piece(const attend_params &p, const prefill_item
 /** The two rows of a thread. */
 struct prefill_rows {
     float scale[2];
-    float sum[2];    /**< L */
+    float sum[2];     /**< L */
     int32_t base[2];  /**< B in steps, or PREFILL_NO_BASE */
     int32_t limit[2]; /**< bits of a tile's largest t up to which the tile is a usual one */
 };
@@ -629,6 +629,36 @@ CUDA_DEVICE void prefill_add_sum(prefill_rows &r, const float (&b)[2], float (&l
         l[row] += __shfl_xor_sync(FULL_WARP, l[row], 1);
         l[row] += __shfl_xor_sync(FULL_WARP, l[row], 2);
         r.sum[row] = nbl_fma(l[row], b[row], r.sum[row]);
+    }
+}
+
+/** A tile's l on its way to L: an exchange takes long while the other warpgroup's exponentials are in the same queue,
+ *  so that each one's result is asked for much later. */
+struct prefill_late {
+    float own[2];   /**< sums of two lanes */
+    float other[2]; /**< those of the two others, from the second exchange */
+    float b[2];
+};
+
+/** Begins the second exchange; x are the l of the first one. */
+CUDA_DEVICE prefill_late prefill_late_of(const float (&b)[2], const float (&l)[2], const float (&x)[2])
+{
+    prefill_late late;
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+        late.own[row] = l[row] + x[row];
+        late.other[row] = __shfl_xor_sync(FULL_WARP, late.own[row], 2);
+        late.b[row] = b[row];
+    }
+    return late;
+}
+
+/** Ends what prefill_late_of began: prefill_add_sum in two parts. All zeros add nothing. */
+CUDA_DEVICE void prefill_late_sum(prefill_rows &r, const prefill_late &late)
+{
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+        r.sum[row] = nbl_fma(late.own[row] + late.other[row], late.b[row], r.sum[row]);
     }
 }
 
