@@ -52,17 +52,15 @@ template <int KD, int VD> struct alignas(1024) memory {
 
 /* ------------------------------------------------------------------------------------------------ loading */
 
-/* Place in the ring and the parity of its use. */
+/* Place in the ring and the parity of its use, in one register: the stage low, the parity in the highest bit. */
 struct ring_place {
-    uint32_t stage, parity;
+    uint32_t bits;
 
-    __device__ __forceinline__ void next()
-    {
-        const bool wraps = stage == STAGES - 1u;
-        stage = wraps ? 0u : stage + 1u;
-        parity ^= wraps ? 1u : 0u;
-    }
+    __device__ __forceinline__ uint32_t stage() const { return bits & 3u; }
+    __device__ __forceinline__ uint32_t parity() const { return bits >> 31; }
+    __device__ __forceinline__ void next() { bits = stage() + 1u == STAGES ? (bits ^ 1u << 31) & ~3u : bits + 1u; }
 };
+static_assert(STAGES <= 4u, "a stage is two bits");
 
 /* Query rows and what the computing warps must know of them, into a slot. */
 template <int KD, int VD>
@@ -110,7 +108,7 @@ template <int KD, int VD> CUDA_DEVICE void load_images(const attend_params &p, m
 {
     constexpr uint32_t bytes = prefill_image<KD, VD>::bytes;
     const uint64_t policy = ptx_policy_evict_last();
-    ring_place at = {0, 0};
+    ring_place at = {0};
     for (uint32_t n = 0;; ++n) {
         ptx_mbarrier_wait_idle(ptx_shared_address(&m.item_full[n % 2u]), n / 2u % 2u, IDLE);
         const prefill_item &it = m.items[n % 2u];
@@ -121,10 +119,10 @@ template <int KD, int VD> CUDA_DEVICE void load_images(const attend_params &p, m
         const uint8_t *from = p.images + ((uint64_t)it.unit * p.image_tiles + it.tile_first) * bytes;
         ptx_mbarrier_arrive(ptx_shared_address(&m.item_empty[n % 2u]));
         for (; tiles > 0; --tiles) {
-            const uint32_t full = ptx_shared_address(&m.stage_full[at.stage]);
-            ptx_mbarrier_wait_idle(ptx_shared_address(&m.stage_empty[at.stage]), at.parity ^ 1u, IDLE);
+            const uint32_t full = ptx_shared_address(&m.stage_full[at.stage()]);
+            ptx_mbarrier_wait_idle(ptx_shared_address(&m.stage_empty[at.stage()]), at.parity() ^ 1u, IDLE);
             ptx_mbarrier_arrive_expect(full, bytes);
-            ptx_bulk_copy(ptx_shared_address(m.stages[at.stage].image), from, bytes, full, policy);
+            ptx_bulk_copy(ptx_shared_address(m.stages[at.stage()].image), from, bytes, full, policy);
             from += bytes;
             at.next();
         }
@@ -233,7 +231,7 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
     if (!wait_item(m, 0)) {
         return;
     }
-    walk w = {uniform(m.items[0].tile_first), 0, 0, 1, {0, 0}};
+    walk w = {uniform(m.items[0].tile_first), 0, 0, 1, {0}};
     set_stop(w, m.items[0]);
     prefill_rows_begin(r, rows_of_warp(m, 0));
     prefill_rows_clear(r, rows_of_warp(m, 0), o);
@@ -248,9 +246,9 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
     for (;;) {
         wgmma_wait<0>();
         const uint32_t slot = (w.items - 1u) % 2u;
-        const uint8_t *image = m.stages[w.at.stage].image;
+        const uint8_t *image = m.stages[w.at.stage()].image;
         const int32_t start = (int32_t)(w.tile * CUDA_TILE_TOKENS);
-        const uint32_t v = v_low + w.at.stage * stage_step;
+        const uint32_t v = v_low + w.at.stage() * stage_step;
         uint32_t packed[16];
         float b[2], l[2];
         prefill_top top = prefill_logits<KD, VD>(s, image, common, rows_of_warp(m, slot), w.open != 0, start, r);
@@ -266,16 +264,16 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
         wgmma_commit();
         const bool stops = w.tile + 1u == w.stop;
         const bool item_ends = stops && w.stop == m.items[slot].tile_end;
-        const uint32_t stage = w.at.stage;
+        const uint32_t stage = w.at.stage();
         const bool more = !item_ends || wait_item(m, w.items);
         if (more) { /* else the products that follow are of no use, and of no harm */
             w.at.next();
-            ptx_mbarrier_wait(ptx_shared_address(&m.stage_full[w.at.stage]), w.at.parity);
-            common = prefill_common<KD, VD>(m.stages[w.at.stage].image);
+            ptx_mbarrier_wait(ptx_shared_address(&m.stage_full[w.at.stage()]), w.at.parity());
+            common = prefill_common<KD, VD>(m.stages[w.at.stage()].image);
         }
         wgmma_fence();
         begin_scores<KD>(s, q_low + (item_ends && more ? slot ^ 1u : slot) * (PREFILL_ROWS * KD / 16u),
-                         k_low + w.at.stage * stage_step);
+                         k_low + w.at.stage() * stage_step);
         wgmma_commit();
         const float x[2] = {__shfl_xor_sync(FULL_WARP, l[0], 1), __shfl_xor_sync(FULL_WARP, l[1], 1)};
         wgmma_wait<1>();
