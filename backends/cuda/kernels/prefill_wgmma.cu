@@ -217,6 +217,15 @@ CUDA_DEVICE void end_chunk(const attend_params &p, memory<KD, VD> &m, const walk
     }
 }
 
+/* One lane arrives for the reads of all. */
+CUDA_DEVICE void arrive_for_warp(uint64_t &barrier)
+{
+    __syncwarp();
+    if (threadIdx.x % 32u == 0) {
+        ptx_mbarrier_arrive(ptx_shared_address(&barrier));
+    }
+}
+
 template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memory<KD, VD> &m)
 {
     constexpr uint32_t stage_step = sizeof(typename memory<KD, VD>::stage) / 16u;
@@ -277,10 +286,7 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
         wgmma_commit();
         const float x[2] = {__shfl_xor_sync(FULL_WARP, l[0], 1), __shfl_xor_sync(FULL_WARP, l[1], 1)};
         wgmma_wait<1>();
-        __syncwarp(); /* one lane arrives for the reads of all */
-        if (threadIdx.x % 32u == 0) {
-            ptx_mbarrier_arrive(ptx_shared_address(&m.stage_empty[stage]));
-        }
+        arrive_for_warp(m.stage_empty[stage]);
         prefill_add_tile(a, b, o);
         late = prefill_late_of(b, l, x);
         w.tile++;
@@ -291,10 +297,7 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
                 end_chunk(p, m, w, item_ends, r, o);
             }
             if (item_ends) {
-                __syncwarp();
-                if (threadIdx.x % 32u == 0) {
-                    ptx_mbarrier_arrive(ptx_shared_address(&m.item_empty[slot]));
-                }
+                arrive_for_warp(m.item_empty[slot]);
                 if (!more) {
                     break;
                 }
