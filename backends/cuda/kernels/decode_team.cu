@@ -81,10 +81,13 @@ template <int D, int RPL> struct worker {
 
     __device__ __forceinline__ void ask_next() { ask_turn<D, RPL, any_formats>(p, m, u, lane, ask); }
 
-    /* Asks for the first turns. */
+    /* Asks for the first turns, if there is anything to ask for. */
     __device__ __forceinline__ void begin(int32_t page)
     {
         begin_walk(p, u, u.first_tile, page, lane, ask);
+        if (ask.tile >= u.end_tile) {
+            return;
+        }
         ask.to[0] = place_of<128u>(lane);
         ask.to[1] = place_of<2u * D>(lane);
 #pragma unroll 1
