@@ -93,6 +93,61 @@ ISA_TEST(isa_rows, int4p_at_the_edges_of_its_multipliers)
     }
 }
 
+/* Squared error of a block of integers with a multiplier, codes of up to 7 (NUM 3.5). */
+static int32_t error_with(const float *block, int32_t m)
+{
+    int32_t sum = 0;
+    for (uint32_t d = 0; d < 16; d++) {
+        int32_t y = abs((int)block[d]), code = (2 * y + m) / (2 * m);
+        int32_t difference = y - m * (code < 7 ? code : 7);
+        sum += difference * difference;
+    }
+    return sum;
+}
+
+/* Whether the least error of m0 - 1, m0 and m0 + 1 belongs to two of them; the first element is 7 * m0. */
+static bool is_tie(const float *block)
+{
+    int32_t m0 = (int32_t)block[0] / 7;
+    int32_t less = error_with(block, m0 - 1), same = error_with(block, m0), more = error_with(block, m0 + 1);
+    return (less == same && same <= more) || (same == more && same < less) || (less == more && less < same);
+}
+
+/* A block of integers with two best multipliers; the first element is the largest. */
+static void tie_make(uint64_t *seed, float *block)
+{
+    do {
+        uint32_t most = 7u * (2u + random_index(seed, 14));
+        block[0] = (float)most;
+        for (uint32_t d = 1; d < 16; d++) {
+            block[d] = (float)random_index(seed, 2u * most + 1u) - (float)most;
+        }
+    } while (!is_tie(block));
+}
+
+/* NUM 3.5: integers, whose errors are exact and equal for two multipliers; then the same with elements moved by a unit
+ * in their last places, so that the order in which squares are added decides. */
+ISA_TEST(isa_rows, int4p_where_multipliers_err_alike)
+{
+    uint64_t seed = 105;
+    for (uint32_t n = 0; n < 100u; n++) {
+        float x[128] = {112.0f}; /* so that E is 0 */
+        for (uint32_t b = 1; b < 8u; b++) {
+            tie_make(&seed, x + 16u * b);
+        }
+        check_quantize(isa, x, COUNT(x), NBL_INT4P, 0);
+        for (uint32_t i = 0; i < 4u; i++) {
+            float moved[COUNT(x)];
+            for (uint32_t d = 0; d < COUNT(x); d++) {
+                uint32_t bits =
+                    oracle_bits_from_f32(x[d]) + (d % 16u == 0 || x[d] == 0.0f ? 1u : random_index(&seed, 3));
+                moved[d] = oracle_f32_from_bits(bits - 1u);
+            }
+            check_quantize(isa, moved, COUNT(x), NBL_INT4P, 0);
+        }
+    }
+}
+
 /* NUM 3.4: magnitudes on and next to every boundary of E2M1, of both signs. */
 ISA_TEST(isa_rows, mxfp4_at_the_edges_of_its_codes)
 {
