@@ -12,7 +12,6 @@
 #define TOKENS_MAX ((uint64_t)INT32_MAX)
 #define APPEND_TOKENS_DEFAULT 2048u
 #define TIER_BYTES_MAX (1ull << 46)
-#define WORKSPACE_MIB_DEFAULT 64u
 #define WORKSPACE_MIB_MAX (1u << 20)
 /* Page table entries per page: a batch of equal sequences needs one, an uneven batch more. */
 #define TABLE_ENTRIES_PER_PAGE 4u
@@ -160,7 +159,7 @@ nbl_status nbl_plan_make(nbl_plan *plan, const nbl_cache_config *config, nbl_err
     NBL_TRY(index_plan(plan, err));
     centers_plan(plan);
     const uint32_t mib = plan->config.workspace_mib;
-    plan->workspace_bytes = (uint64_t)(mib != 0 ? mib : WORKSPACE_MIB_DEFAULT) << 20;
+    plan->workspace_bytes = (uint64_t)(mib != 0 ? mib : NBL_WORKSPACE_MIB_DEFAULT) << 20;
     return NBL_OK;
 }
 

@@ -117,6 +117,7 @@ enum nbl_scope {
 };
 
 #define NBL_RULES_MAX 16u
+#define NBL_WORKSPACE_MIB_DEFAULT 64u /**< of a cache whose configuration does not say */
 
 /** One line of a policy, since 1.1: tokens of layers [layer_begin, layer_end) are stored so. A scope is rounded up to
  * whole pages. Never grows. */

@@ -37,9 +37,6 @@ extern "C" {
 /** True if the library is new enough to have a slot of nbl_api_v1. Slots of version 1.0 are always there. */
 #define NBL_CLIENT_HAS(api, slot) ((api)->struct_size >= offsetof(nbl_api_v1, slot) + sizeof((api)->slot))
 
-/** Workspace of a cache whose configuration does not say, in MiB. */
-#define NBL_CLIENT_WORKSPACE_MIB 64u
-
 /** What an engine holds. All zero is closed. */
 typedef struct nbl_client {
     const nbl_api_v1 *api; /**< lives as long as the process */
@@ -192,7 +189,7 @@ static inline nbl_status nbl_client_workspace(const nbl_client *client, const nb
                                               uint32_t q_tokens, nbl_cache_config *config, nbl_error *err)
 {
     const uint64_t most = config->tokens_max < NBL_KV_TOKENS_MAX ? config->tokens_max : NBL_KV_TOKENS_MAX;
-    const uint32_t least = config->workspace_mib > 0 ? config->workspace_mib : NBL_CLIENT_WORKSPACE_MIB;
+    const uint32_t least = config->workspace_mib > 0 ? config->workspace_mib : NBL_WORKSPACE_MIB_DEFAULT;
     nbl_kv_shape shape = config->shape;
     uint64_t bytes = 0;
     nbl_op_desc op;
