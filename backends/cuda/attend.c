@@ -37,11 +37,12 @@ nbl_status cuda_supports(nbl_device *device, const nbl_op_desc *op, nbl_error *e
     if (op->features & ~NBL_FEATURES_ALL) {
         return cuda_fail(err, NBL_E_UNSUPPORTED, "cuda: features 0x%x are unknown", op->features & ~NBL_FEATURES_ALL);
     }
-    if (op->op == NBL_OP_ATTEND) {
+    nbl_status status = cuda_check_shape(op->shape, err);
+    if (status == NBL_OK && op->op == NBL_OP_ATTEND) {
         const int is_float = nbl_layout_is_float(op->k_format) || nbl_layout_is_float(op->v_format);
-        return check_core(device, op->shape, is_float, op->q_format, err);
+        status = check_core(device, op->shape, is_float, op->q_format, err);
     }
-    return NBL_OK;
+    return status;
 }
 
 /* ------------------------------------------------------------------------------------------------ workspace */

@@ -262,6 +262,17 @@ NBL_FN uint32_t cuda_live_chunks(const attend_params *p, int32_t kv_len)
     return live < p->chunks ? live : p->chunks;
 }
 
+/** 1 if pages of the pool may be mxfp4: the same for all threads. */
+NBL_FN int cuda_any_mxfp4(const cuda_pages *pages, uint32_t kind)
+{
+    int any = 0;
+    for (uint32_t i = 0; i < pages->region_count; ++i) {
+        const cuda_region *r = &pages->regions[i];
+        any |= nbl_layout_is_mxfp4(kind == NBL_KIND_K ? r->k_format : r->v_format);
+    }
+    return any;
+}
+
 /** Region of a page id, or NULL (F6). */
 NBL_FN const cuda_region *cuda_region_find(const cuda_pages *pages, int64_t page)
 {

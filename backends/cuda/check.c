@@ -111,9 +111,22 @@ static nbl_status check_region(const nbl_device *device, const char *pool, uint3
     return cuda_check_memory(device, name, memory, err);
 }
 
+static nbl_status check_most(const char *field, uint32_t value, uint32_t most, nbl_error *err)
+{
+    return value <= most
+               ? NBL_OK
+               : cuda_fail(err, NBL_E_UNSUPPORTED, "cuda: shape.%s is %u (this backend: up to %u)", field, value, most);
+}
+
+nbl_status cuda_check_shape(const nbl_kv_shape *shape, nbl_error *err)
+{
+    nbl_status status = check_most("layers", shape->layers, CUDA_LAYERS_MAX, err);
+    return status == NBL_OK ? check_most("kv_heads", shape->kv_heads, CUDA_KV_HEADS_MAX, err) : status;
+}
+
 nbl_status cuda_check_pool(const nbl_device *device, const char *name, const nbl_pool *pool, nbl_error *err)
 {
-    nbl_status status = NBL_OK;
+    nbl_status status = cuda_check_shape(pool->shape, err);
     for (uint32_t i = 0; i < pool->region_count && status == NBL_OK; ++i) {
         status = check_region(device, name, i, "codes", pool->regions[i].codes, err);
         status = status == NBL_OK ? check_region(device, name, i, "scales", pool->regions[i].scales, err) : status;

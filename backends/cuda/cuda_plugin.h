@@ -73,7 +73,9 @@ typedef struct cuda_named_memory {
 
 /** cuda_check_memory on each of a list. */
 nbl_status cuda_check_memories(const nbl_device *device, const cuda_named_memory *list, uint32_t count, nbl_error *err);
-/** All regions of the pool must be readable by the device. */
+/** NBL_E_UNSUPPORTED for shapes beyond CUDA_LAYERS_MAX and CUDA_KV_HEADS_MAX. */
+nbl_status cuda_check_shape(const nbl_kv_shape *shape, nbl_error *err);
+/** The shape must be one of this backend, all regions of the pool readable by the device. */
 nbl_status cuda_check_pool(const nbl_device *device, const char *name, const nbl_pool *pool, nbl_error *err);
 /** What the shape's centring reads of the centres must be readable by the device. */
 nbl_status cuda_check_centers(const nbl_device *device, const nbl_centers *centers, const nbl_kv_shape *shape,

@@ -15,6 +15,8 @@
 #define CUDA_WORKSPACE_ALIGNMENT 256u
 #define CUDA_PREFILL_ROWS_MIN 9u /**< query rows per sequence and kv head from which the prefill kernel takes a call */
 #define CUDA_PREFILL_DIM_MAX 128u
+#define CUDA_LAYERS_MAX 65535u                        /**< layers are an axis of a grid */
+#define CUDA_KV_HEADS_MAX 32767u                      /**< K and V of kv heads are one, too */
 #define CUDA_PREFILL_IMAGES_MAX (UINT64_C(256) << 20) /**< bytes of expanded K and V at a time, if one unit fits */
 
 #ifdef __cplusplus

@@ -54,7 +54,7 @@ NBL_FN int32_t nbl_mxfp4_exponent_min(const nbl_vector *v)
 /** Exponent E of the canonical form (NUM 2.3 to 2.5). */
 NBL_FN int32_t nbl_vector_exponent(const nbl_vector *v)
 {
-    if (v->format == NBL_MXFP4 || v->format == NBL_MXFP4_16) {
+    if (nbl_layout_is_mxfp4(v->format)) {
         return nbl_mxfp4_exponent_min(v) - 1;
     }
     return nbl_e8m0_decode_slot(v->scales[nbl_layout_exponent_plane(v->format, v->dim)]);

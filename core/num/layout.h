@@ -77,6 +77,12 @@ NBL_FN uint32_t nbl_layout_block_dim(uint32_t format, uint32_t dim)
     }
 }
 
+/** 1 for the formats with E2M1 codes and power-of-two scales (NUM 2.4). */
+NBL_FN int nbl_layout_is_mxfp4(uint32_t format)
+{
+    return format == NBL_MXFP4 || format == NBL_MXFP4_16;
+}
+
 /** 1 for the formats of the float core (NUM 6.1). */
 NBL_FN int nbl_layout_is_float(uint32_t format)
 {
@@ -96,7 +102,7 @@ NBL_FN int nbl_layout_pool_is_float(const nbl_pool *pool)
 /** 1 if the Blackwell core can serve K and V of these formats (NUM 7). */
 NBL_FN int nbl_layout_is_fp4(uint32_t k_format, uint32_t v_format)
 {
-    return (k_format == NBL_NVFP4 || k_format == NBL_MXFP4 || k_format == NBL_MXFP4_16) && v_format == NBL_FP8_E4M3;
+    return (k_format == NBL_NVFP4 || nbl_layout_is_mxfp4(k_format)) && v_format == NBL_FP8_E4M3;
 }
 
 /** Plane of the vector exponent of int8 and int4p (F5). */

@@ -232,6 +232,60 @@ static void case_host_pointers(void)
 }
 
 /* Whether there is a second device; without one the reason is printed. */
+static nbl_status call_supports(void *desc, nbl_error *err)
+{
+    return w.api->supports(cuda()->device, desc, err);
+}
+
+/* A pool of one page of one token, of as many layers as an axis of a grid has not. */
+static void try_layers(void)
+{
+    enum { LAYERS = 65536 };
+    nbl_error err = NBL_INIT(nbl_error);
+    nbl_page_layout layout = NBL_INIT(nbl_page_layout);
+    nbl_kv_shape shape = p.shape;
+    shape.layers = LAYERS;
+    shape.kv_heads = shape.page_tokens = 1;
+    expect_good(w.api->kv_layout(&shape, NBL_INT8, NBL_INT8, &layout, &err), &err, "kv_layout");
+    const nbl_region region = {.k_format = NBL_INT8,
+                               .v_format = NBL_INT8,
+                               .page_count = 1,
+                               .codes = world_array(&w, layout.code_page_bytes * LAYERS)->memory[CUDA],
+                               .scales = world_array(&w, layout.scale_page_bytes * LAYERS)->memory[CUDA],
+                               .code_page_stride = layout.code_page_bytes,
+                               .code_layer_stride = layout.code_page_bytes,
+                               .scale_page_stride = layout.scale_page_bytes,
+                               .scale_layer_stride = layout.scale_page_bytes};
+    nbl_pool pool = p.pool[CUDA];
+    pool.shape = &shape;
+    pool.regions = &region;
+    nbl_copy_pages_args c = problem_copy_args(&p, CUDA);
+    c.src_pool = c.dst_pool = &pool;
+    expect_refused(call_copy_pages(&c, &err), NBL_E_UNSUPPORTED, &err,
+                   "cuda: shape.layers is 65536 (this backend: up to 65535)");
+}
+
+/* Shapes beyond what the axes of a grid hold: supports says so, and so does a call. */
+static void case_shapes(void)
+{
+    nbl_error err = NBL_INIT(nbl_error);
+    make_problem();
+    nbl_kv_shape shape = p.shape;
+    nbl_op_desc op = NBL_INIT(nbl_op_desc);
+    op.shape = &shape;
+    op.op = NBL_OP_TRANSCODE;
+    op.k_format = op.v_format = op.dst_k_format = op.dst_v_format = NBL_INT8;
+    shape.layers = 65536;
+    expect_refused(call_supports(&op, &err), NBL_E_UNSUPPORTED, &err, "cuda: shape.layers is 65536");
+    shape.layers = 65535;
+    expect_good(call_supports(&op, &err), &err, "supports 65535 layers");
+    shape.kv_heads = 32768;
+    expect_refused(call_supports(&op, &err), NBL_E_UNSUPPORTED, &err,
+                   "cuda: shape.kv_heads is 32768 (this backend: up to 32767)");
+    try_layers();
+    problem_free(&p);
+}
+
 static int has_second_device(const char *untried)
 {
     int count = 0;
@@ -467,10 +521,15 @@ static void case_leaks(void)
 static const struct {
     const char *name;
     void (*run)(void);
-} cases[] = {{"memory", case_memory},         {"host_pointers", case_host_pointers},
-             {"streams", case_streams},       {"devices", case_devices},
-             {"operations", case_operations}, {"bad_data", case_bad_data},
-             {"leaks", case_leaks},           {"fault", case_fault}};
+} cases[] = {{"memory", case_memory},
+             {"host_pointers", case_host_pointers},
+             {"streams", case_streams},
+             {"devices", case_devices},
+             {"operations", case_operations},
+             {"bad_data", case_bad_data},
+             {"shapes", case_shapes},
+             {"leaks", case_leaks},
+             {"fault", case_fault}};
 
 static int run_case(const char *name)
 {

@@ -150,7 +150,7 @@ static __device__ const uint8_t *row_of(const append_work &w, uint32_t t)
 template <uint32_t FAMILY> static __device__ void limit(uint32_t format, float (&x)[VECTOR32])
 {
     if (FAMILY == FAMILY_MXFP4 || FAMILY == FAMILY_ANY) {
-        float most = is_mxfp4(format) ? MXFP4_MAX : INFINITY;
+        float most = nbl_layout_is_mxfp4(format) ? MXFP4_MAX : INFINITY;
 #pragma unroll
         for (uint32_t i = 0; i < VECTOR32; ++i) {
             x[i] = clamp_finite(x[i], most);
@@ -569,8 +569,8 @@ static void (*kernel_of(const append_params *p))(const append_params)
 {
     uint32_t family = family_of(&p->pages);
     bool is_few = p->tokens <= FEW_TOKENS && p->centering && p->batch > 1u;
-    if (is_few || !is_usual(&p->k, p->k_dim, p->k_hadamard, any_mxfp4(p->pages, NBL_KIND_K)) ||
-        !is_usual(&p->v, p->v_dim, p->v_hadamard, any_mxfp4(p->pages, NBL_KIND_V))) {
+    if (is_few || !is_usual(&p->k, p->k_dim, p->k_hadamard, cuda_any_mxfp4(&p->pages, NBL_KIND_K)) ||
+        !is_usual(&p->v, p->v_dim, p->v_hadamard, cuda_any_mxfp4(&p->pages, NBL_KIND_V))) {
         return append_kernel<FAMILY_ANY, WAY_GENERAL>;
     }
     if (!is_recipe(p, family)) {

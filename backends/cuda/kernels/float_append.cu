@@ -109,8 +109,8 @@ static __global__ void __launch_bounds__(THREADS_MAX) append_kernel(const __grid
     float x[BLOCK16];
     block16_counts counts = {0, 0, 0};
     load(p, at, kind, head, x, &counts);
-    store16(x, at.target, kind == NBL_KIND_K ? p.k_rule : p.v_rule, any_mxfp4(p.pages, kind), &slots[at.vector], counts,
-            p.stats != NULL ? &total : NULL);
+    store16(x, at.target, kind == NBL_KIND_K ? p.k_rule : p.v_rule, cuda_any_mxfp4(&p.pages, kind), &slots[at.vector],
+            counts, p.stats != NULL ? &total : NULL);
     if (p.stats != NULL) {
         __syncthreads();
         if (threadIdx.x == 0) {

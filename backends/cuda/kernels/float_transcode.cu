@@ -83,7 +83,7 @@ static __global__ void __launch_bounds__(THREADS) transcode_kernel(const __grid_
         at.token = first + vector;
         at.active = vector < vectors && at.token < (uint32_t)tokens;
         load(src, scales, at.token, at.b, at.active, x);
-        store16(x, at, kind == NBL_KIND_K ? p.k_rule : p.v_rule, is_mxfp4(at.part.format),
+        store16(x, at, kind == NBL_KIND_K ? p.k_rule : p.v_rule, nbl_layout_is_mxfp4(at.part.format),
                 &slots[min(vector, vectors - 1u)], none, p.stats != NULL ? &total : NULL);
     }
     __syncthreads();

@@ -42,7 +42,7 @@ static __device__ gather_work work_of(const gather_params &p)
     w.count = min(p.block_tokens, p.tokens - w.first);
     w.out = is_k ? p.k : p.v;
     w.wide = tensor_is_wide(&w.out);
-    w.may_be_mxfp4 = any_mxfp4(p.pages, w.kind);
+    w.may_be_mxfp4 = cuda_any_mxfp4(&p.pages, w.kind);
     w.team = team32_of(w.dim);
     return w;
 }

@@ -101,7 +101,7 @@ CUDA_DEVICE k_range k_range_of(const k_token &k)
     if (k.blocks == 0) {
         return k_range{INT32_MAX, INT32_MIN};
     }
-    if (k.part.format != NBL_MXFP4 && k.part.format != NBL_MXFP4_16) {
+    if (!nbl_layout_is_mxfp4(k.part.format)) {
         return k_range{INT32_MIN / 2, INT32_MAX / 2};
     }
     k_range range = {k.exponent + 1, k.exponent + 1};

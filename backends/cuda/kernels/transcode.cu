@@ -113,7 +113,7 @@ static __device__ void read_codes(const transcode_work &w, const transcode_share
         }
         __syncwarp();
     }
-    read_units(from, w.team, is_mxfp4(w.from_format), l.active, unit);
+    read_units(from, w.team, nbl_layout_is_mxfp4(w.from_format), l.active, unit);
 }
 
 /* Stores the lane's codes and scales. All lanes of the warp call it. */

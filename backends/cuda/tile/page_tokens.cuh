@@ -71,16 +71,6 @@ CUDA_DEVICE token_place token_place_of_slot(const cuda_pages *pages, int64_t slo
                           (uint32_t)(slot - page * pages->page_tokens));
 }
 
-/** 1 if pages of the pool may be mxfp4: the same for all threads. */
-NBL_FN bool any_mxfp4(const cuda_pages &pages, uint32_t kind)
-{
-    bool any = false;
-    for (uint32_t i = 0; i < pages.region_count; ++i) {
-        any = any || is_mxfp4(kind == NBL_KIND_K ? pages.regions[i].k_format : pages.regions[i].v_format);
-    }
-    return any;
-}
-
 /* ------------------------------------------------------------------------------------------------ K */
 
 /** Words of a lane's codes in a format of the integer core: as many as a code has bits. */
@@ -431,7 +421,7 @@ CUDA_DEVICE void read_units(const token_place &at, const team32 &team, bool may_
                             float (&unit)[2])
 {
     int32_t exponent[2] = {NBL_E_MAX, NBL_E_MAX};
-    if (has_place && is_mxfp4(at.format)) {
+    if (has_place && nbl_layout_is_mxfp4(at.format)) {
         uint32_t first = at.format == NBL_MXFP4_16 ? 2u * team.b : team.b;
         uint32_t second = at.format == NBL_MXFP4_16 ? first + 1u : first;
         exponent[0] = nbl_e8m0_decode_slot(at.scales[first * at.plane_bytes]);
@@ -445,7 +435,7 @@ CUDA_DEVICE void read_units(const token_place &at, const team32 &team, bool may_
     if (!has_place) {
         return;
     }
-    if (is_mxfp4(at.format)) { /* E = least - 1 */
+    if (nbl_layout_is_mxfp4(at.format)) { /* E = least - 1 */
         unit[0] = nbl_pow2(least - 1 + ((exponent[0] - least) & NBL_BLOCK_E_SPREAD));
         unit[1] = nbl_pow2(least - 1 + ((exponent[1] - least) & NBL_BLOCK_E_SPREAD));
         return;

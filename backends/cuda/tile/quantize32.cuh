@@ -428,12 +428,6 @@ CUDA_DEVICE void quantize32_mxfp4(const float (&x)[VECTOR32], const range32 &ran
 
 /* ------------------------------------------------------------------------------------------------ all formats */
 
-/** 1 for the formats with E2M1 codes. */
-NBL_FN bool is_mxfp4(uint32_t format)
-{
-    return format == NBL_MXFP4 || format == NBL_MXFP4_16;
-}
-
 /** Formats that a kernel is compiled for; int8 is in all of them. */
 enum family { FAMILY_INT8, FAMILY_INT4P, FAMILY_MXFP4, FAMILY_ANY };
 
@@ -444,7 +438,7 @@ static inline uint32_t family_of(const cuda_pages *pages)
     for (uint32_t i = 0; i < pages->region_count; ++i) {
         const cuda_region *r = &pages->regions[i];
         int4p = int4p || r->k_format == NBL_INT4P || r->v_format == NBL_INT4P;
-        mxfp4 = mxfp4 || is_mxfp4(r->k_format) || is_mxfp4(r->v_format);
+        mxfp4 = mxfp4 || nbl_layout_is_mxfp4(r->k_format) || nbl_layout_is_mxfp4(r->v_format);
     }
     return int4p && mxfp4 ? FAMILY_ANY : int4p ? FAMILY_INT4P : mxfp4 ? FAMILY_MXFP4 : FAMILY_INT8;
 }
@@ -455,7 +449,7 @@ CUDA_DEVICE void quantize32(const float (&x)[VECTOR32], const range32 &range, co
                             uint32_t rule, const float *reciprocals, bool counts, codes32 *out)
 {
     if (FAMILY == FAMILY_MXFP4 || FAMILY == FAMILY_ANY) {
-        if (__any_sync(FULL_WARP, is_mxfp4(format))) {
+        if (__any_sync(FULL_WARP, nbl_layout_is_mxfp4(format))) {
             mxfp4_exponents(x, range, team, rule, format == NBL_MXFP4, out);
         }
     }

@@ -26,22 +26,6 @@ struct store16_target {
     bool active;       /**< there is a vector */
 };
 
-/** 1 for the formats with E2M1 codes. */
-CUDA_DEVICE bool is_mxfp4(uint32_t format)
-{
-    return format == NBL_MXFP4 || format == NBL_MXFP4_16;
-}
-
-/** 1 if pages of the pool may be mxfp4: the same for all threads. */
-CUDA_DEVICE bool any_mxfp4(const cuda_pages &pages, uint32_t kind)
-{
-    bool any = false;
-    for (uint32_t i = 0; i < pages.region_count; ++i) {
-        any = any || is_mxfp4(kind == NBL_KIND_K ? pages.regions[i].k_format : pages.regions[i].v_format);
-    }
-    return any;
-}
-
 /** Writes the scale bytes that the thread is responsible for. */
 CUDA_DEVICE void store16_scales(const store16_target &at, const block16_codes &q, uint32_t pair_multiplier)
 {

@@ -16,7 +16,7 @@
 /** Exponent E of a stored vector; for mxfp4 that of its smallest block, less one. */
 CUDA_DEVICE int32_t stored_exponent(const block16_part &part, const uint8_t *scales)
 {
-    if (!(part.format == NBL_MXFP4 || part.format == NBL_MXFP4_16)) {
+    if (!nbl_layout_is_mxfp4(part.format)) {
         uint32_t plane = nbl_layout_exponent_plane(part.format, part.dim);
         return nbl_e8m0_decode_slot(scales[plane * part.page_tokens]);
     }
