@@ -96,7 +96,7 @@ template <int D, int RPL, typename F> struct walker {
     const unit &u;
     uint32_t lane, g, t;
     uint32_t high_nibbles;
-    asker ask;
+    asker<copies_once> ask;
     lane_rows<RPL> rows;
     float o[D / 16][2][RPL];
 
@@ -277,7 +277,7 @@ template <int D, int RPL, typename F> struct walker {
 template <int D, int RPL, uint32_t K, uint32_t V>
 __global__ void __launch_bounds__(32, shape<D, RPL>::warps) decode_kernel(const __grid_constant__ attend_params p)
 {
-    __shared__ __align__(128) warp_memory<D, RPL> m;
+    __shared__ __align__(512) warp_memory<D, RPL> m;
     const uint32_t lane = threadIdx.x;
     unit u;
     place_unit(p, blockIdx.x, u);

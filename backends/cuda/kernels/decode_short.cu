@@ -202,15 +202,14 @@ PTX_FN const uint8_t *codes_at(const short_plan &plan, const tile_memory<D, RPL>
 /* Codes of one kind of the warp's group. */
 template <int D> PTX_FN void ask_codes(uint32_t to, uint64_t from, uint32_t kind, uint32_t format, uint32_t lane)
 {
+    const plain_copies copies;
+    from += lane * 16u;
     if (format != NBL_INT8) {
-        asker a = {};
-        a.to[0] = place_of<128u>(lane);
-        a.to[1] = place_of<2u * D>(lane);
-        ask_4bit<D>(a, kind == 1u, to, from + lane * 16u);
+        ask_4bit<D>(copies, kind == 1u, to + (kind == 0 ? place_of<128u>(lane) : place_of<2u * D>(lane)), from);
     } else if (kind == 0) {
-        ask_int8<D, 128u>(to, from + lane * 16u, lane);
+        ask_int8<D, 128u>(copies, to + place_of<128u>(lane), from);
     } else {
-        ask_int8<D, 4u * D>(to, from + lane * 16u, lane);
+        ask_int8<D, 4u * D>(copies, to + place_of<4u * D>(lane), from);
     }
 }
 

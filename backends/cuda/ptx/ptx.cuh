@@ -237,10 +237,28 @@ PTX_FN void ptx_sleep(uint32_t nanoseconds)
 /* ------------------------------------------------------------------------------------------------ asynchronous
  * copies */
 
+/** Cache policy for data that is read once. PTX ISA, Data Movement, createpolicy */
+PTX_FN uint64_t ptx_policy_evict_first(void)
+{
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
 /** Copies 16 bytes from global to shared memory, past L1. PTX ISA, Data Movement, cp.async */
 PTX_FN void ptx_cp_async_16(uint32_t shared, const void *global)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+}
+
+/** The same with a cache policy for the second-level cache. The shared address must be computed by something else than
+ *  an addition of what all lanes have in common: the assembler (ptxas 13.0) would leave that addition to the instruction,
+ *  which then names wrong registers for it and for the policy (tests/check/machine_code.py looks for it). PTX ISA, Data
+ *  Movement, cp.async */
+PTX_FN void ptx_cp_async_16(uint32_t shared, const void *global, uint64_t policy)
+{
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "l"(policy)
+                 : "memory");
 }
 
 /** The same, but only the first `bytes` (0..16) are read; the rest becomes 0. PTX ISA, Data Movement, cp.async */
@@ -272,14 +290,6 @@ PTX_FN void ptx_bulk_copy(uint32_t shared, const void *global, uint32_t bytes, u
             "r"(shared),
         "l"(global), "r"(bytes), "r"(barrier), "l"(policy)
         : "memory");
-}
-
-/** Cache policy for data that is read once. PTX ISA, Data Movement, createpolicy */
-PTX_FN uint64_t ptx_policy_evict_first(void)
-{
-    uint64_t policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
 }
 
 /** Cache policy for data that is read again soon. PTX ISA, Data Movement, createpolicy */

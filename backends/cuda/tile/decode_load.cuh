@@ -11,8 +11,26 @@
 
 #include "decode_memory.cuh"
 
+/** Copies of 16 bytes from global to shared memory. */
+struct plain_copies {
+    __device__ __forceinline__ void copy(uint32_t shared, uint64_t global) const
+    {
+        ptx_cp_async_16(shared, (const void *)global);
+    }
+};
+
+/** The same of what the call reads only once: it leaves the second-level cache first, and the states stay there until
+ *  they are folded. */
+struct copies_once {
+    uint64_t policy = ptx_policy_evict_first();
+    __device__ __forceinline__ void copy(uint32_t shared, uint64_t global) const
+    {
+        ptx_cp_async_16(shared, (const void *)global, policy);
+    }
+};
+
 /** What is asked for next. */
-struct asker {
+template <typename Copies> struct asker : Copies {
     uint32_t tile;
     uint32_t index; /**< of the first group: K 0..3, V 4..7 */
     uint32_t slot;
@@ -52,7 +70,7 @@ template <int D, typename F, uint32_t KIND> PTX_FN uint32_t turn_groups(uint32_t
 }
 
 /** Reads the page id of the lane's group of tile `tile`, ahead of its use. */
-PTX_FN void fetch_page(const unit &u, uint32_t tile, uint32_t lane, asker &a)
+template <typename Copies> PTX_FN void fetch_page(const unit &u, uint32_t tile, uint32_t lane, asker<Copies> &a)
 {
     if (tile < u.end_tile && lane % GROUPS < groups_in(u.kv_len, tile)) {
         a.page = u.pages[a.entry];
@@ -70,7 +88,9 @@ PTX_FN int32_t guess_page(const attend_params &p, uint32_t sequence, uint32_t ti
 /** Puts the asker before the unit's first tile, or past its end if a page of that tile is not one of the pool: prepare
  *  finds it too, and takes the sequence out. `guess` is the page of the lane's group there if that is tile `guessed`.
  */
-PTX_FN void begin_walk(const attend_params &p, const unit &u, uint32_t guessed, int32_t guess, uint32_t lane, asker &a)
+template <typename Copies>
+PTX_FN void begin_walk(const attend_params &p, const unit &u, uint32_t guessed, int32_t guess, uint32_t lane,
+                       asker<Copies> &a)
 {
     const uint32_t first = u.first_tile * CUDA_TILE_TOKENS + lane % GROUPS * GROUP;
     a = {};
@@ -93,7 +113,7 @@ PTX_FN void begin_walk(const attend_params &p, const unit &u, uint32_t guessed, 
 }
 
 /** Moves the lane's place in the page table on by a tile. */
-PTX_FN void advance(const attend_params &p, asker &a)
+template <typename Copies> PTX_FN void advance(const attend_params &p, asker<Copies> &a)
 {
     a.entry += p.tile_pages;
     a.offset += p.tile_rest;
@@ -109,15 +129,17 @@ template <int D> PTX_FN uint32_t planes_of(uint32_t format)
     return format == NBL_INT8 ? 1u : D / 32u + (format == NBL_INT4P ? 1u : 0u);
 }
 
-/** Bytes of the scale planes of one kind, 16 tokens a lane; 8 lanes a plane. */
-template <int D>
-PTX_FN void ask_planes(uint32_t to, uint64_t from, uint32_t planes, uint32_t page_tokens, uint32_t lane)
+/** Bytes of the scale planes of one kind, 16 tokens a lane; 8 lanes a plane. `to` is the place of the lane's bytes in the
+ *  first four planes. */
+template <int D, typename Copies>
+PTX_FN void ask_planes(const Copies &copies, uint32_t to, uint64_t from, uint32_t planes, uint32_t page_tokens,
+                       uint32_t lane)
 {
 #pragma unroll
     for (uint32_t first = 0; first < SCALE_PLANES(D); first += 4u) {
         uint32_t plane = first + lane / 8u;
         if (plane < planes) {
-            ptx_cp_async_16(to + plane * CUDA_TILE_TOKENS, (const void *)(from + (uint64_t)plane * page_tokens));
+            copies.copy(to + first * CUDA_TILE_TOKENS, from + (uint64_t)plane * page_tokens);
         }
     }
 }
@@ -135,8 +157,8 @@ PTX_FN uint32_t region_of(const cuda_pages &pages, uint32_t page)
 
 /** Finds the pages of the asker's tile and asks for its scales. Groups past the end repeat the last one that is there,
  *  so that every tile has four. */
-template <int D, int RPL, typename F>
-PTX_FN void begin_tile(const attend_params &p, warp_memory<D, RPL> &m, const unit &u, uint32_t lane, asker &a)
+template <int D, int RPL, typename F, typename Copies>
+PTX_FN void begin_tile(const attend_params &p, warp_memory<D, RPL> &m, const unit &u, uint32_t lane, asker<Copies> &a)
 {
     const uint32_t group = lane % GROUPS;
     const uint32_t kind = lane / GROUPS % 2u;
@@ -162,11 +184,10 @@ PTX_FN void begin_tile(const attend_params &p, warp_memory<D, RPL> &m, const uni
             v_format = __shfl_sync(0xffffffffu, v_format, from);
         }
     }
-    const uint32_t to = group * GROUP + kind * 16u;
-    ask_planes<D>(ptx_shared_address(&m.raw[0][0][0]) + to, k_scales, planes_of<D>(k_format), p.pages.page_tokens,
-                  lane);
-    ask_planes<D>(ptx_shared_address(&m.raw[1][0][0]) + to, v_scales, planes_of<D>(v_format), p.pages.page_tokens,
-                  lane);
+    const uint32_t to =
+        ptx_shared_address(&m.raw[0][0][0]) ^ (lane / 8u * CUDA_TILE_TOKENS + group * GROUP + kind * 16u);
+    ask_planes<D>(a, to, k_scales, planes_of<D>(k_format), p.pages.page_tokens, lane);
+    ask_planes<D>(a, to + (uint32_t)sizeof(m.raw[0]), v_scales, planes_of<D>(v_format), p.pages.page_tokens, lane);
     if (!F::are_known) {
         a.formats = __reduce_or_sync(0xffffffffu, k_format << (4u * group) | v_format << (16u + 4u * group));
     }
@@ -177,7 +198,8 @@ PTX_FN void begin_tile(const attend_params &p, warp_memory<D, RPL> &m, const uni
 /* Codes of a group are contiguous in memory and lie in shared memory as rows: lines of K (128 bytes), token quads of V.
  * The 16-byte chunks of row n are turned by 2 * (n % 4), so that the four lanes that read four rows at one place meet
  * different banks. A lane copies chunk 32k + lane; the turn of its row is that of the lane's place in 512 bytes,
- * place_of, and that of k, turn_of. */
+ * place_of, and that of k, turn_of. Turns begin at multiples of 512 bytes (warp_memory), so that places are put together
+ * by exclusive or: see ptx_cp_async_16. */
 template <uint32_t ROW> PTX_FN uint32_t place_of(uint32_t lane)
 {
     return (ROW < 512u ? lane ^ (lane / (ROW / 16u) * 2u) : lane) * 16u;
@@ -187,60 +209,62 @@ template <uint32_t ROW> PTX_FN uint32_t turn_of(uint32_t k)
     return ROW == 128u ? 0u : ROW == 256u ? 64u * (k % 2u) : 32u * (k / (ROW / 512u) % 4u);
 }
 
-/** A 4-bit group of either kind. */
-template <int D> PTX_FN void ask_4bit(const asker &a, bool is_v, uint32_t to, uint64_t from)
+/** A 4-bit group of either kind; `at` is the place of the lane's first chunk. */
+template <int D, typename Copies> PTX_FN void ask_4bit(const Copies &copies, bool is_v, uint32_t at, uint64_t from)
 {
-    const uint32_t at = to + (is_v ? a.to[1] : a.to[0]);
 #pragma unroll
     for (uint32_t k = 0; k < GROUP * D / 1024u; ++k) {
         const uint32_t turn = is_v ? turn_of<2u * D>(k) : 0u;
-        ptx_cp_async_16((at ^ turn) + k * 512u, (const void *)(from + k * 512u));
+        copies.copy((at ^ turn) + k * 512u, from + k * 512u);
     }
 }
 
-/** An int8 group with rows of ROW bytes. */
-template <int D, uint32_t ROW> PTX_FN void ask_int8(uint32_t to, uint64_t from, uint32_t lane)
+/** The same of an int8 group with rows of ROW bytes. */
+template <int D, uint32_t ROW, typename Copies> PTX_FN void ask_int8(const Copies &copies, uint32_t at, uint64_t from)
 {
-    const uint32_t at = to + place_of<ROW>(lane);
 #pragma unroll
     for (uint32_t k = 0; k < GROUP * D / 512u; ++k) {
-        ptx_cp_async_16((at ^ turn_of<ROW>(k)) + k * 512u, (const void *)(from + k * 512u));
+        copies.copy((at ^ turn_of<ROW>(k)) + k * 512u, from + k * 512u);
     }
 }
 
 /** Codes of the lane's group and kind, as known to lane `index`, from this lane's chunk on. */
-PTX_FN uint64_t codes_of(const asker &a, uint32_t index, uint32_t lane)
+template <typename Copies> PTX_FN uint64_t codes_of(const asker<Copies> &a, uint32_t index, uint32_t lane)
 {
     return __shfl_sync(0xffffffffu, a.codes, index) + lane * 16u;
 }
 
 /** A turn of 4-bit groups. */
-template <int D, uint32_t KIND> PTX_FN void ask_narrow(const asker &a, uint32_t to, uint32_t lane)
+template <int D, uint32_t KIND, typename Copies>
+PTX_FN void ask_narrow(const asker<Copies> &a, uint32_t to, uint32_t lane)
 {
 #pragma unroll
     for (uint32_t i = 0; i < groups_per_turn<D>(false); ++i) {
-        ask_4bit<D>(a, KIND == 1u, to + i * group_stride<D>(false), codes_of(a, a.index + i, lane));
+        ask_4bit<D>(a, KIND == 1u, (to + i * group_stride<D>(false)) ^ a.to[KIND], codes_of(a, a.index + i, lane));
     }
 }
 
 /** A turn with int8 groups, perhaps others too. */
-template <int D, typename F, uint32_t KIND> PTX_FN void ask_wide(const asker &a, uint32_t to, uint32_t lane)
+template <int D, typename F, uint32_t KIND, typename Copies>
+PTX_FN void ask_wide(const asker<Copies> &a, uint32_t to, uint32_t lane)
 {
 #pragma unroll 1
     for (uint32_t i = 0; i < groups_per_turn<D>(true); ++i) {
         const uint32_t index = a.index + i;
         const uint64_t from = codes_of(a, index, lane);
         if (format_of<F, KIND>(a.formats, index % GROUPS) != NBL_INT8) {
-            ask_4bit<D>(a, KIND == 1u, to, from);
+            ask_4bit<D>(a, KIND == 1u, to ^ a.to[KIND], from);
         } else {
-            ask_int8<D, KIND == 0 ? 128u : 4u * D>(to, from, lane);
+            constexpr uint32_t row = KIND == 0 ? 128u : 4u * D;
+            ask_int8<D, row>(a, to ^ place_of<row>(lane), from);
         }
         to += group_stride<D>(true);
     }
 }
 
 /** A turn of the kind. */
-template <int D, typename F, uint32_t KIND> PTX_FN void ask_kind(asker &a, uint32_t to, uint32_t lane)
+template <int D, typename F, uint32_t KIND, typename Copies>
+PTX_FN void ask_kind(asker<Copies> &a, uint32_t to, uint32_t lane)
 {
     if (is_wide<F, KIND>(a.formats)) {
         ask_wide<D, F, KIND>(a, to, lane);
@@ -251,8 +275,8 @@ template <int D, typename F, uint32_t KIND> PTX_FN void ask_kind(asker &a, uint3
 }
 
 /** Asks for the next turn, if there is one, and closes the group of copies. */
-template <int D, int RPL, typename F>
-PTX_FN void ask_turn(const attend_params &p, warp_memory<D, RPL> &m, const unit &u, uint32_t lane, asker &a)
+template <int D, int RPL, typename F, typename Copies>
+PTX_FN void ask_turn(const attend_params &p, warp_memory<D, RPL> &m, const unit &u, uint32_t lane, asker<Copies> &a)
 {
     if (a.tile < u.end_tile) {
         if (a.index == 0) {

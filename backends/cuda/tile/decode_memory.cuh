@@ -33,7 +33,7 @@ struct unit {
     const int32_t *pages;
 };
 
-/** Of one warp. What a tile needs of its scales is worked out once, a lane for four tokens: see decode_scales.cuh.
+/** Of one warp, at a multiple of 512 bytes in shared memory. What a tile needs of its scales is worked out once, a lane for four tokens: see decode_scales.cuh.
  *  Sizes count: with 13504 bytes (D = 128, RPL 1) sixteen warps fit a multiprocessor of 227 KB. */
 template <int D, int RPL> struct warp_memory {
     uint8_t ring[RING][TURN_BYTES(D)];
