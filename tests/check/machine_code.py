@@ -39,7 +39,8 @@ RULES = (
          (r"UTCOMMA\.4X", r"UTCOMMA$", r"UTCQMMA", r"UTCCP", r"LDTM", r"STTM"), (r"IMMA", r"STL", r"LDL")),
     Rule("blackwell_tensor_kernel", "blackwell_tensor", "80|89|90|120", (), (r"UTC", r"IMMA", r"STL", r"LDL")),
     Rule("blackwell_kernel", "blackwell_attend", "80|89|90|100|103", (r"IMMA\.16816\.S8\.S8",), (r"OMMA", r"QMMA")),
-    Rule("decode_kernel", "decode", ".*", (r"IMMA\.16832\.[SU]8\.[SU]8",), (r"HMMA",)),
+    # ptxas 13.0 makes wrong code of a copy with a cache policy whose address it leaves a sum (ptx_cp_async_16)
+    Rule("decode_kernel", "decode", ".*", (r"IMMA\.16832\.[SU]8\.[SU]8",), (r"HMMA", r"LDGSTS.*\+UR")),
     Rule("team_kernel", "decode_team", ".*", (r"IMMA\.16832\.[SU]8\.[SU]8",), (r"HMMA",)),
     Rule("prefill_mma_kernel", "prefill_mma", ".*", (r"IMMA\.16832\.S8\.S8", r"IMMA\.16832\.U8\.S8"), (r"HMMA",)),
     Rule("prefill_wgmma_kernel", "prefill_wgmma", "90", (r"IGMMA\.64x\d+x32\.S8\.S8", r"IGMMA\.64x\d+x32\.U8\.S8")),
@@ -56,11 +57,12 @@ REGISTERS = {
 
 USED = re.compile(r"Used (\d+) registers")
 SECTION = re.compile(r"^\s*(?:arch = sm_(?P<arch>\d+)\w*|Function : (?P<function>\S+))\s*$")
-OPCODE = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)")
+OPCODE = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)(?: \[R\d+(\+UR)\d+)?")
 
 
 def opcodes(text: str) -> dict[tuple[str, str], set[str]]:
-    """Opcodes of each (kernel, architecture number) of a disassembly; instances of a template count together."""
+    """Opcodes of each (kernel, architecture number) of a disassembly, "+UR" after one whose first operand is an address
+    that has a uniform register added; instances of a template count together."""
     found: dict[tuple[str, str], set[str]] = {}
     arch, here = "", set()
     for line in text.splitlines():
@@ -69,7 +71,7 @@ def opcodes(text: str) -> dict[tuple[str, str], set[str]]:
             if section["function"]:
                 here = found.setdefault((kernel_name(section["function"]).split("<")[0], arch), set())
         elif code := OPCODE.match(line):
-            here.add(code[1])
+            here.add(code[1] + (code[2] or ""))
     return found
 
 
@@ -181,6 +183,9 @@ def tree(codes: tuple[str, ...], arch: str = "120", more: int = 0, tensor: tuple
 
 
 NO_CODE = {**tree(NATIVE), "backends/cuda/x/blackwell_attend.cu.o.sass": ""}
+DECODE = "backends/cuda/x/decode.cu.o.sass"
+GOOD_COPY, SUM_COPY = (f"        /*0100*/  @!P1 LDGSTS.E.BYPASS.128 [{place}], desc[UR10][R6.64] ;\n"
+                       for place in ("R5+0x200", "R5+UR8+0x200"))
 CASES = [
     Case(tree(NATIVE), None),
     Case(tree(NATIVE[1:]), "blackwell_kernel for sm_120 has no OMMA"),
@@ -194,6 +199,8 @@ CASES = [
     Case(tree(NATIVE, "100", tensor=TENSOR), "blackwell_kernel for sm_100 has OMMA"),
     Case(tree(NATIVE, more=1), "blackwell_kernel<2,1> for sm_120f uses 169 registers"),
     Case({"CMakeCache.txt": "NIBBLE_CUDA_ARCHS:STRING=120f-real\n"}, "no report about blackwell_kernel<1,1>"),
+    Case({**tree(NATIVE), DECODE: tree(NATIVE)[DECODE] + GOOD_COPY}, None),
+    Case({**tree(NATIVE), DECODE: tree(NATIVE)[DECODE] + SUM_COPY}, "decode_kernel for sm_120 has LDGSTS.E.BYPASS.128+UR"),
     Case(NO_CODE, "no machine code of blackwell_kernel for sm_120"),
     Case({"CMakeCache.txt": ""}, "names no architectures"),
 ]

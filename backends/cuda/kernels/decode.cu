@@ -89,6 +89,13 @@ template <int D, int RPL> PTX_FN uint32_t load_constant(warp_memory<D, RPL> &m, 
     return *at;
 }
 
+/* Measured on sm_90 only; before it, registers are scarcer. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+using unit_copies = plain_copies;
+#else
+using unit_copies = copies_once;
+#endif
+
 /* The walk of a warp over its unit. */
 template <int D, int RPL, typename F> struct walker {
     const attend_params &p;
@@ -96,7 +103,7 @@ template <int D, int RPL, typename F> struct walker {
     const unit &u;
     uint32_t lane, g, t;
     uint32_t high_nibbles;
-    asker<copies_once> ask;
+    asker<unit_copies> ask;
     lane_rows<RPL> rows;
     float o[D / 16][2][RPL];
 

@@ -44,7 +44,7 @@ struct tile_row {
     float rescale;
 };
 
-template <int D, int RPL> struct alignas(512) tile_memory : warp_memory<D, RPL> {
+template <int D, int RPL> struct alignas(128) tile_memory : warp_memory<D, RPL> {
     static constexpr uint32_t rows = 4u * RPL;
     static constexpr uint32_t stride = D + 16; /* from row to row of sums: for the banks */
     static_assert(sizeof(warp_memory<D, RPL>::ring) >= sizeof(float) * rows * stride, "A takes the place of codes");
@@ -316,7 +316,7 @@ template <int D, int RPL>
 __global__ void __launch_bounds__(TEAM_THREADS, RPL == 1 && D <= 128 ? 2 : 1)
     team_kernel(const __grid_constant__ attend_params p)
 {
-    extern __shared__ __align__(512) uint4 dynamic[];
+    extern __shared__ __align__(128) uint4 dynamic[];
     team_memory<D, RPL> &team = *(team_memory<D, RPL> *)(void *)dynamic;
     const uint32_t lane = threadIdx.x % 32u, warp = threadIdx.x / 32u;
     unit u;

@@ -11,8 +11,9 @@
 
 #include "decode_memory.cuh"
 
-/** Copies of 16 bytes from global to shared memory. */
+/** Copies of 16 bytes from global to shared memory; `at` is the address of a lane's place from `row` on. */
 struct plain_copies {
+    static __device__ __forceinline__ uint32_t at(uint32_t row, uint32_t place) { return row + place; }
     __device__ __forceinline__ void copy(uint32_t shared, uint64_t global) const
     {
         ptx_cp_async_16(shared, (const void *)global);
@@ -20,9 +21,10 @@ struct plain_copies {
 };
 
 /** The same of what the call reads only once: it leaves the second-level cache first, and the states stay there until
- *  they are folded. */
+ *  they are folded. `row` is a multiple of 512, `place` less than that, for what ptx_cp_async_16 asks of an address. */
 struct copies_once {
     uint64_t policy = ptx_policy_evict_first();
+    static __device__ __forceinline__ uint32_t at(uint32_t row, uint32_t place) { return row ^ place; }
     __device__ __forceinline__ void copy(uint32_t shared, uint64_t global) const
     {
         ptx_cp_async_16(shared, (const void *)global, policy);
@@ -185,7 +187,7 @@ PTX_FN void begin_tile(const attend_params &p, warp_memory<D, RPL> &m, const uni
         }
     }
     const uint32_t to =
-        ptx_shared_address(&m.raw[0][0][0]) ^ (lane / 8u * CUDA_TILE_TOKENS + group * GROUP + kind * 16u);
+        a.at(ptx_shared_address(&m.raw[0][0][0]), lane / 8u * CUDA_TILE_TOKENS + group * GROUP + kind * 16u);
     ask_planes<D>(a, to, k_scales, planes_of<D>(k_format), p.pages.page_tokens, lane);
     ask_planes<D>(a, to + (uint32_t)sizeof(m.raw[0]), v_scales, planes_of<D>(v_format), p.pages.page_tokens, lane);
     if (!F::are_known) {
@@ -198,8 +200,7 @@ PTX_FN void begin_tile(const attend_params &p, warp_memory<D, RPL> &m, const uni
 /* Codes of a group are contiguous in memory and lie in shared memory as rows: lines of K (128 bytes), token quads of V.
  * The 16-byte chunks of row n are turned by 2 * (n % 4), so that the four lanes that read four rows at one place meet
  * different banks. A lane copies chunk 32k + lane; the turn of its row is that of the lane's place in 512 bytes,
- * place_of, and that of k, turn_of. Turns begin at multiples of 512 bytes (warp_memory), so that places are put together
- * by exclusive or: see ptx_cp_async_16. */
+ * place_of, and that of k, turn_of. */
 template <uint32_t ROW> PTX_FN uint32_t place_of(uint32_t lane)
 {
     return (ROW < 512u ? lane ^ (lane / (ROW / 16u) * 2u) : lane) * 16u;
@@ -240,7 +241,7 @@ PTX_FN void ask_narrow(const asker<Copies> &a, uint32_t to, uint32_t lane)
 {
 #pragma unroll
     for (uint32_t i = 0; i < groups_per_turn<D>(false); ++i) {
-        ask_4bit<D>(a, KIND == 1u, (to + i * group_stride<D>(false)) ^ a.to[KIND], codes_of(a, a.index + i, lane));
+        ask_4bit<D>(a, KIND == 1u, a.at(to + i * group_stride<D>(false), a.to[KIND]), codes_of(a, a.index + i, lane));
     }
 }
 
@@ -253,10 +254,10 @@ PTX_FN void ask_wide(const asker<Copies> &a, uint32_t to, uint32_t lane)
         const uint32_t index = a.index + i;
         const uint64_t from = codes_of(a, index, lane);
         if (format_of<F, KIND>(a.formats, index % GROUPS) != NBL_INT8) {
-            ask_4bit<D>(a, KIND == 1u, to ^ a.to[KIND], from);
+            ask_4bit<D>(a, KIND == 1u, a.at(to, a.to[KIND]), from);
         } else {
             constexpr uint32_t row = KIND == 0 ? 128u : 4u * D;
-            ask_int8<D, row>(a, to ^ place_of<row>(lane), from);
+            ask_int8<D, row>(a, a.at(to, place_of<row>(lane)), from);
         }
         to += group_stride<D>(true);
     }
