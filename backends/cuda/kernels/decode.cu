@@ -51,10 +51,12 @@ constexpr uint32_t DEFAULT_BYTES = 49152; /* that a block may have without being
 
 /* ---------------------------------------------------------------------------------------------- states */
 
+/* They are to be in the second-level cache when the last step reads them. */
 template <int VD, int RPL>
 PTX_FN void write_states(const attend_params &p, const unit &u, const lane_rows<RPL> &rows,
                          const float (&o)[VD / 16][2][RPL], uint32_t g, uint32_t t)
 {
+    const uint64_t policy = ptx_policy_evict_last();
 #pragma unroll
     for (int i = 0; i < RPL; ++i) {
         const uint32_t r = lane_row<RPL>(t, i);
@@ -65,13 +67,15 @@ PTX_FN void write_states(const attend_params &p, const unit &u, const lane_rows<
         float *state = p.states + (index * p.chunks + u.chunk) * p.state_floats;
         bool empty = !(rows.has_base >> i & 1u) || rows.sum[i] == 0.0f;
         if (g == 0) {
-            *reinterpret_cast<float4 *>(state) = make_float4(empty ? -INFINITY : rows.base[i],
-                                                             empty ? 0.0f : rows.sum[i], p.queries[index].offset, 0.0f);
+            ptx_store_16(state,
+                         make_float4(empty ? -INFINITY : rows.base[i], empty ? 0.0f : rows.sum[i],
+                                     p.queries[index].offset, 0.0f),
+                         policy);
         }
 #pragma unroll
         for (int n = 0; n < VD / 16; ++n) {
             float2 pair = make_float2(empty ? 0.0f : o[n][0][i], empty ? 0.0f : o[n][1][i]);
-            *reinterpret_cast<float2 *>(state + CUDA_STATE_HEAD_FLOATS + 16 * n + 2 * g) = pair;
+            ptx_store_8(state + CUDA_STATE_HEAD_FLOATS + 16 * n + 2 * g, pair, policy);
         }
     }
 }

@@ -234,8 +234,7 @@ PTX_FN void ptx_sleep(uint32_t nanoseconds)
     asm volatile("nanosleep.u32 %0;" ::"r"(nanoseconds));
 }
 
-/* ------------------------------------------------------------------------------------------------ asynchronous
- * copies */
+/* ------------------------------------------------------------------------------------------------ cache policies */
 
 /** Cache policy for data that is read once. PTX ISA, Data Movement, createpolicy */
 PTX_FN uint64_t ptx_policy_evict_first(void)
@@ -244,6 +243,32 @@ PTX_FN uint64_t ptx_policy_evict_first(void)
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     return policy;
 }
+
+/** Cache policy for data that is read again soon. PTX ISA, Data Movement, createpolicy */
+PTX_FN uint64_t ptx_policy_evict_last(void)
+{
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+/** Writes 8 bytes with a cache policy for the second-level cache. PTX ISA, Data Movement, st */
+PTX_FN void ptx_store_8(float *global, float2 x, uint64_t policy)
+{
+    asm volatile("st.global.L2::cache_hint.v2.f32 [%0], {%1, %2}, %3;" ::"l"(global), "f"(x.x), "f"(x.y), "l"(policy)
+                 : "memory");
+}
+
+/** The same with 16 bytes. PTX ISA, Data Movement, st */
+PTX_FN void ptx_store_16(float *global, float4 x, uint64_t policy)
+{
+    asm volatile("st.global.L2::cache_hint.v4.f32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(global), "f"(x.x), "f"(x.y),
+                 "f"(x.z), "f"(x.w), "l"(policy)
+                 : "memory");
+}
+
+/* ------------------------------------------------------------------------------------------------ asynchronous
+ * copies */
 
 /** Copies 16 bytes from global to shared memory, past L1. PTX ISA, Data Movement, cp.async */
 PTX_FN void ptx_cp_async_16(uint32_t shared, const void *global)
@@ -290,14 +315,6 @@ PTX_FN void ptx_bulk_copy(uint32_t shared, const void *global, uint32_t bytes, u
             "r"(shared),
         "l"(global), "r"(bytes), "r"(barrier), "l"(policy)
         : "memory");
-}
-
-/** Cache policy for data that is read again soon. PTX ISA, Data Movement, createpolicy */
-PTX_FN uint64_t ptx_policy_evict_last(void)
-{
-    uint64_t policy;
-    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
 }
 
 /** PTX ISA, Parallel Synchronization, mbarrier.init */
