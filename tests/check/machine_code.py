@@ -200,7 +200,8 @@ CASES = [
     Case(tree(NATIVE, more=1), "blackwell_kernel<2,1> for sm_120f uses 169 registers"),
     Case({"CMakeCache.txt": "NIBBLE_CUDA_ARCHS:STRING=120f-real\n"}, "no report about blackwell_kernel<1,1>"),
     Case({**tree(NATIVE), DECODE: tree(NATIVE)[DECODE] + GOOD_COPY}, None),
-    Case({**tree(NATIVE), DECODE: tree(NATIVE)[DECODE] + SUM_COPY}, "decode_kernel for sm_120 has LDGSTS.E.BYPASS.128+UR"),
+    Case({**tree(NATIVE), DECODE: tree(NATIVE)[DECODE] + SUM_COPY},
+         "decode_kernel for sm_120 has LDGSTS.E.BYPASS.128+UR"),
     Case(NO_CODE, "no machine code of blackwell_kernel for sm_120"),
     Case({"CMakeCache.txt": ""}, "names no architectures"),
 ]

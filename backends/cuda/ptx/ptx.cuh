@@ -277,9 +277,9 @@ PTX_FN void ptx_cp_async_16(uint32_t shared, const void *global)
 }
 
 /** The same with a cache policy for the second-level cache. The shared address must be computed by something else than
- *  an addition of what all lanes have in common: the assembler (ptxas 13.0) would leave that addition to the instruction,
- *  which then names wrong registers for it and for the policy (tests/check/machine_code.py looks for it). PTX ISA, Data
- *  Movement, cp.async */
+ *  an addition of what all lanes have in common: the assembler (ptxas 13.0) would leave that addition to the
+ *  instruction, which then names wrong registers for it and for the policy (tests/check/machine_code.py looks for it).
+ *  PTX ISA, Data Movement, cp.async */
 PTX_FN void ptx_cp_async_16(uint32_t shared, const void *global, uint64_t policy)
 {
     asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "l"(policy)

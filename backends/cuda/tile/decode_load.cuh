@@ -131,8 +131,8 @@ template <int D> PTX_FN uint32_t planes_of(uint32_t format)
     return format == NBL_INT8 ? 1u : D / 32u + (format == NBL_INT4P ? 1u : 0u);
 }
 
-/** Bytes of the scale planes of one kind, 16 tokens a lane; 8 lanes a plane. `to` is the place of the lane's bytes in the
- *  first four planes. */
+/** Bytes of the scale planes of one kind, 16 tokens a lane; 8 lanes a plane. `to` is the place of the lane's bytes in
+ *  the first four planes. */
 template <int D, typename Copies>
 PTX_FN void ask_planes(const Copies &copies, uint32_t to, uint64_t from, uint32_t planes, uint32_t page_tokens,
                        uint32_t lane)

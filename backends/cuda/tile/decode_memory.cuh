@@ -34,7 +34,8 @@ struct unit {
 };
 
 /** Of one warp. What a tile needs of its scales is worked out once, a lane for four tokens: see decode_scales.cuh. The
- *  ring begins at a multiple of 512 bytes where copies_once are used. Sizes count: with 13504 bytes (D = 128, RPL 1) sixteen warps fit a multiprocessor of 227 KB. */
+ *  ring begins at a multiple of 512 bytes where copies_once are used. Sizes count: with 13504 bytes (D = 128, RPL 1)
+ *  sixteen warps fit a multiprocessor of 227 KB. */
 template <int D, int RPL> struct warp_memory {
     uint8_t ring[RING][TURN_BYTES(D)];
     union {
