@@ -186,19 +186,23 @@ static inline void sim_rows_pack(const int8_t *codes, uint32_t count, uint32_t d
     }
 }
 
-/** Asks the caches for some bytes; a hint only. */
-static inline void sim_prefetch(const uint8_t *at, uint32_t bytes)
-{
-    for (uint32_t i = 0; i < bytes; i += SIM_CACHE_LINE) {
-        __builtin_prefetch(at + i);
-    }
-}
-
 /** Asks for `lines` (a constant) lines, step bytes apart. */
 static inline __attribute__((always_inline)) void sim_prefetch_lines(const uint8_t *at, uint32_t step, uint32_t lines)
 {
     for (uint32_t i = 0; i < lines; ++i) {
         __builtin_prefetch(at + (uint64_t)i * step);
+    }
+}
+
+/** Asks the caches for some bytes; a hint only. */
+static inline void sim_prefetch(const uint8_t *at, uint32_t bytes)
+{
+    const uint8_t *const end = at + bytes;
+    for (; end - at >= 4 * (int)SIM_CACHE_LINE; at += 4u * SIM_CACHE_LINE) {
+        sim_prefetch_lines(at, SIM_CACHE_LINE, 4);
+    }
+    for (; at < end; at += SIM_CACHE_LINE) {
+        __builtin_prefetch(at);
     }
 }
 

@@ -3,18 +3,18 @@
  * @file coded_avx2.c
  * @brief Dot products straight from the stored codes of the 4-bit formats, for AVX2 without VNNI.
  *
- * K: unsigned codes (q + 8, or 2 * e2m1 + 12 by a lookup) times signed query codes by VPMADDUBSW, sixteen elements at a
- * time in 16-bit sums. One of the two sums of a token starts at minus the offset times the sum of the row's codes; with
- * it no sum leaves 12 * 16 * 127 < 2^15. VPMADDWD with (m, m), or (2^s, 2^s), adds both and scales the block.
+ * K: unsigned codes (q + 8, or 2 * e2m1 + 12 by a lookup) times signed query codes by VPMADDUBSW, the elements of a block
+ * in two 16-bit sums for a token. Each starts at minus the offset times the sum of its query codes; with it none leaves
+ * 12 * 16 * 127 < 2^15. VPMADDWD with (m, m), or (2^s, 2^s), adds both and scales the block.
  *
  * V: the scale varies along the sum, so it goes into the weights: W = P * m <= 4080 once per row, block and token.
- * Codes become signed words, even and odd tokens apart, for VPMADDWD with pairs (0, 2) and (1, 3) of W.
+ * Codes become words, even and odd tokens apart, for VPMADDWD with pairs (0, 2) and (1, 3) of W. Those of int4p stay
+ * q + 8 at their place in a word, one instruction each, and sums start at -8 times the sum of W.
  *
  * K lines are 8 tokens x 8 elements, V lines 8 elements of two blocks x 4 tokens.
  */
 #include "avx2.h"
 
-#define BLOCK SIM_BLOCK
 #define ROWS_MAX 4u /* rows that share a decoded line */
 
 /* One copy of a loop for each number of rows; under AddressSanitizer one for all, as in coded_avx512.c. */
@@ -37,42 +37,57 @@ static inline uint32_t rows_from(uint32_t all, uint32_t first)
 
 /* ------------------------------------------------------------------------------------------------ block scales */
 
-/* m of 32 tokens as bytes, one plane per block of 16: int4p multipliers, or 2^(e_b - e_min). */
+/* m of a tile's tokens, one plane per block: int4p multipliers, or 2^(e_b - e_min). */
 typedef struct multipliers {
-    uint8_t bytes[NBL_DIM_PADDED_MAX / BLOCK][SIM_GROUP];
+    uint8_t bytes[NBL_DIM_PADDED_MAX / SIM_BLOCK][SIM_TILE];
 } multipliers;
 
-static void int4p_multipliers(const sim_group *group, multipliers *out)
+static void int4p_multipliers(const sim_group *group, uint32_t token, multipliers *out)
 {
     const __m256i one = _mm256_set1_epi8(1);
-    for (uint32_t i = 0; i < nbl_layout_dim_padded(group->dim) / 32u; ++i) {
-        __m256i pairs = load(group->scales + i * group->plane_stride);
-        store_unaligned(out->bytes[2u * i], _mm256_add_epi8(low_nibbles(pairs), one));
-        store_unaligned(out->bytes[2u * i + 1u], _mm256_add_epi8(high_nibbles(pairs), one));
+    const uint8_t *plane = group->scales;
+    const uint32_t blocks = nbl_layout_dim_padded(group->dim) / SIM_BLOCK;
+    for (uint32_t b = 0; b < blocks; b += 2u, plane += group->plane_stride) {
+        __m256i pairs = load(plane);
+        store_unaligned(out->bytes[b] + token, _mm256_add_epi8(low_nibbles(pairs), one));
+        store_unaligned(out->bytes[b + 1u] + token, _mm256_add_epi8(high_nibbles(pairs), one));
     }
 }
 
-static void mxfp4_multipliers(const sim_group *group, multipliers *out)
+static void mxfp4_multipliers(const sim_group *group, uint32_t token, multipliers *out)
 {
     const __m256i powers = _mm256_set1_epi32(0x08040201);
-    uint32_t blocks = nbl_layout_block_dim(group->format, group->dim) / BLOCK;
-    __m256i least = least_exponent_bytes(group);
-    for (uint32_t plane = 0; plane < nbl_layout_scale_planes(group->format, group->dim); ++plane) {
-        __m256i above = _mm256_sub_epi8(exponent_bytes(group, plane), least);
-        above = _mm256_and_si256(above, _mm256_set1_epi8(NBL_BLOCK_E_SPREAD));
-        for (uint32_t b = 0; b < blocks; ++b) {
-            store_unaligned(out->bytes[plane * blocks + b], _mm256_shuffle_epi8(powers, above));
+    const __m256i spread = _mm256_set1_epi8(NBL_BLOCK_E_SPREAD);
+    const uint32_t planes = nbl_layout_scale_planes(group->format, group->dim);
+    __m256i least = _mm256_set1_epi8((char)0xff);
+    for (uint32_t b = 0; b < planes; ++b) {
+        __m256i e = exponent_bytes(group, b);
+        least = _mm256_min_epu8(least, e);
+        store_unaligned(out->bytes[b] + token, e);
+    }
+    for (uint32_t b = 0; b < planes; ++b) {
+        uint8_t *at = out->bytes[b] + token;
+        __m256i above = _mm256_and_si256(_mm256_sub_epi8(load(at), least), spread);
+        store_unaligned(at, _mm256_shuffle_epi8(powers, above));
+    }
+}
+
+static void multipliers_of(const sim_coded *coded, multipliers *out)
+{
+    for (uint32_t g = 0; g < coded->count; ++g) {
+        if (coded->group[g].format == NBL_INT4P) {
+            int4p_multipliers(&coded->group[g], g * SIM_GROUP, out);
+        } else {
+            mxfp4_multipliers(&coded->group[g], g * SIM_GROUP, out);
         }
     }
 }
 
-static void multipliers_of(const sim_group *group, multipliers *out)
+/* sum += two words of `words` times two of `pair`, in every dword. */
+UNROLLED void add_pair(__m256i *sum, __m256i words, __m256i pair)
 {
-    if (group->format == NBL_INT4P) {
-        int4p_multipliers(group, out);
-    } else {
-        mxfp4_multipliers(group, out);
-    }
+    __m256i product;
+    __asm__("vpmaddwd %2, %3, %1\n\tvpaddd %1, %0, %0" : "+x"(*sum), "=&x"(product) : "x"(words), "x"(pair));
 }
 
 /* ------------------------------------------------------------------------------------------------ Q K */
@@ -92,22 +107,58 @@ UNROLLED void k_codes(int is_int4p, __m256i bytes, __m256i *low, __m256i *high)
 /* The word m of eight tokens, twice. */
 static inline __m256i multiplier_pairs(const uint8_t *bytes)
 {
-    __m256i m = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)bytes));
-    return _mm256_or_si256(m, _mm256_slli_epi32(m, 16));
+    const __m256i order = _mm256_setr_epi8(0, -1, 0, -1, 1, -1, 1, -1, 2, -1, 2, -1, 3, -1, 3, -1, 4, -1, 4, -1, 5, -1,
+                                           5, -1, 6, -1, 6, -1, 7, -1, 7, -1);
+    int64_t m;
+    memcpy(&m, bytes, sizeof m);
+    return _mm256_shuffle_epi8(_mm256_set1_epi64x(m), order);
 }
 
-/* Words of four query codes, eight times each: operands in memory. */
-typedef struct wide_words {
-    __m256i of[NBL_DIM_PADDED_MAX / 4u][ROWS_MAX];
-} wide_words;
+/* What K is multiplied by, as operands in memory; for a block and each row first what its two 16-bit sums start at, then
+ * its words of four query codes, each eight times. */
+typedef struct wide_rows {
+    __m256i of[NBL_DIM_PADDED_MAX / 4u + NBL_DIM_PADDED_MAX / SIM_BLOCK][ROWS_MAX];
+} wide_rows;
 
-static void widen_words(const sim_rows *q, uint32_t first, uint32_t rows, wide_words *out)
+/* Minus the offset times the codes of a block, those of bytes 0 and 1 of every word apart from bytes 2 and 3. */
+static inline __m256i start_of(int is_int4p, const int8_t *codes, uint32_t dim)
 {
-    for (uint32_t quad = 0; quad < q->dim / 4u; ++quad) {
+    const __m128i offset = _mm_set1_epi8(is_int4p ? 8 : 12);
+    __m128i sums = _mm_setzero_si128();
+    for (uint32_t d = 0; d < dim; d += SIM_BLOCK) {
+        __m128i some = _mm_loadu_si128((const __m128i *)(const void *)(codes + d));
+        sums = _mm_sub_epi16(sums, _mm_maddubs_epi16(offset, some));
+    }
+    sums = _mm_add_epi16(sums, _mm_shuffle_epi32(sums, 0x4e));
+    sums = _mm_add_epi16(sums, _mm_shuffle_epi32(sums, 0xb1));
+    return _mm256_broadcastd_epi32(sums);
+}
+
+/* `rows` rows (a constant) from row `first` on, in blocks of `dim` elements. */
+UNROLLED void widen_rows(int is_int4p, uint32_t dim, const sim_rows *q, uint32_t first, uint32_t rows, wide_rows *out)
+{
+    __m256i(*to)[ROWS_MAX] = out->of;
+    const int32_t *words = q->words + first;
+    const int8_t *codes = q->codes + (uint64_t)first * q->dim;
+    for (uint32_t d = 0; d < q->dim; d += dim, ++to) {
         for (uint32_t r = 0; r < rows; ++r) {
-            out->of[quad][r] = _mm256_set1_epi32(q->words[quad * q->count + first + r]);
+            (*to)[r] = start_of(is_int4p, codes + (uint64_t)r * q->dim + d, dim);
+        }
+        for (uint32_t quad = 0; quad < dim / 4u; ++quad, words += q->count) {
+            ++to;
+            for (uint32_t r = 0; r < rows; ++r) {
+                (*to)[r] = _mm256_set1_epi32(words[r]);
+            }
         }
     }
+}
+
+/* Two unsigned bytes of `codes` times two signed ones of `words`, and what is at `start`, in every 16 bits. */
+UNROLLED __m256i first_products(__m256i codes, const __m256i *words, const __m256i *start)
+{
+    __m256i sum;
+    __asm__("vpmaddubsw %2, %1, %0\n\tvpaddw %3, %0, %0" : "=&x"(sum) : "x"(codes), "m"(*words), "m"(*start));
+    return sum;
 }
 
 /* sum += two unsigned bytes of `codes` times two signed ones of `words`, in every 16 bits. */
@@ -117,35 +168,44 @@ UNROLLED void add_products(__m256i *sum, __m256i codes, const __m256i *words)
     __asm__("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+x"(*sum), "=&x"(product) : "x"(codes), "m"(*words));
 }
 
-/* `rows` rows (a constant) against 8 tokens. starts[block][row]: of the 16-bit sums. */
-UNROLLED void qk_eight(int is_int4p, const uint8_t *codes, const uint8_t *m, const sim_rows *q, const wide_words *wide,
-                       const int32_t *starts, uint32_t rows, const float *unit, float *x)
+/* 16-bit sums of a block of `dim` elements and 8 tokens. */
+UNROLLED void qk_block(int is_int4p, uint32_t dim, const uint8_t *codes, const __m256i (*wide)[ROWS_MAX], uint32_t rows,
+                       __m256i *sums)
+{
+    for (uint32_t d = 0; d < dim; d += 8u, codes += 4u * SIM_GROUP) {
+        const __m256i(*words)[ROWS_MAX] = wide + 1u + d / 4u;
+        __m256i low, high;
+        k_codes(is_int4p, load(codes), &low, &high);
+        for (uint32_t r = 0; r < rows; ++r) {
+            if (d == 0) {
+                sums[r] = first_products(low, &words[0][r], &wide[0][r]);
+            } else {
+                add_products(&sums[r], low, &words[0][r]);
+            }
+            add_products(&sums[r], high, &words[1][r]);
+        }
+    }
+}
+
+/* `rows` rows (a constant) against 8 tokens, in blocks of `dim` elements (a constant). */
+UNROLLED void qk_eight(int is_int4p, uint32_t dim, const uint8_t *codes, const uint8_t *m, const wide_rows *wide,
+                       uint32_t blocks, uint32_t rows, const float *unit, float *x)
 {
     const __m256i(*words)[ROWS_MAX] = wide->of;
     __m256i totals[ROWS_MAX];
     for (uint32_t r = 0; r < rows; ++r) {
         totals[r] = _mm256_setzero_si256();
     }
-    for (uint32_t b = 0; b < q->dim / BLOCK; ++b) {
+    for (uint32_t b = 0; b < blocks; ++b) {
         __m256i sums[ROWS_MAX];
+        qk_block(is_int4p, dim, codes, words, rows, sums);
+        __m256i pairs = multiplier_pairs(m);
         for (uint32_t r = 0; r < rows; ++r) {
-            sums[r] = _mm256_set1_epi32(starts[r]);
+            add_pair(&totals[r], sums[r], pairs);
         }
-        for (uint32_t pair = 0; pair < 2u; ++pair) {
-            __m256i low, high;
-            k_codes(is_int4p, load(codes), &low, &high);
-            for (uint32_t r = 0; r < rows; ++r) {
-                add_products(&sums[r], low, &words[0][r]);
-                add_products(&sums[r], high, &words[1][r]);
-            }
-            words += 2;
-            codes += 4u * SIM_GROUP;
-        }
-        __m256i pairs = multiplier_pairs(m + b * SIM_GROUP);
-        for (uint32_t r = 0; r < rows; ++r) {
-            totals[r] = _mm256_add_epi32(totals[r], _mm256_madd_epi16(sums[r], pairs));
-        }
-        starts += q->count;
+        words += 1u + dim / 4u;
+        codes += dim / 2u * SIM_GROUP;
+        m += SIM_TILE;
     }
     for (uint32_t r = 0; r < rows; ++r) {
         __m256 sum = _mm256_cvtepi32_ps(totals[r]);
@@ -153,53 +213,42 @@ UNROLLED void qk_eight(int is_int4p, const uint8_t *codes, const uint8_t *m, con
     }
 }
 
-/* Start values as words: -8 or -12 times the sum of 16 codes in the low one, 0 in the high one. */
-static void start_words(int is_int4p, const sim_rows *q, int32_t *starts)
+/* `rows` rows (a constant) from row `first` on; each part of a group asks for `step` bytes of what is wanted next. */
+UNROLLED void qk_rows(int is_int4p, uint32_t dim, const sim_coded *k, const multipliers *m, const sim_rows *q,
+                      uint32_t first, uint32_t rows, float *x)
 {
-    for (uint32_t i = 0; i < q->dim / BLOCK * q->count; ++i) {
-        int32_t start = is_int4p ? q->offsets[i] : q->offsets[i] / 2 * 3;
-        starts[i] = start & 0xffff;
+    const uint32_t step = first == 0 ? k->ahead_bytes / PARTS : 0;
+    wide_rows wide;
+    widen_rows(is_int4p, dim, q, first, rows, &wide);
+    for (uint32_t g = 0; g < k->count; ++g) {
+        float unit[SIM_GROUP];
+        units_of(&k->group[g], unit);
+        for (uint32_t part = 0; part < PARTS; ++part) {
+            const uint32_t token = g * SIM_GROUP + part * LANES;
+            sim_prefetch(k->ahead[g] + (uint64_t)part * step, step);
+            qk_eight(is_int4p, dim, k->group[g].codes + part * LINE, m->bytes[0] + token, &wide, q->dim / dim, rows,
+                     unit + part * LANES, x + (uint64_t)first * SIM_TILE + token);
+        }
     }
 }
 
-/* Up to ROWS_MAX rows from row `first` against a group; each part asks for `step` bytes from `ahead` on. */
-UNROLLED void qk_group(int is_int4p, const sim_group *group, const sim_rows *q, uint32_t first, const wide_words *wide,
-                       const int32_t *starts, const uint8_t *ahead, uint32_t step, float *x)
+UNROLLED void qk_format(int is_int4p, uint32_t dim, const sim_coded *k, const sim_rows *q, float *x)
 {
     multipliers m;
-    float unit[SIM_GROUP];
-    multipliers_of(group, &m);
-    units_of(group, unit);
-    for (uint32_t part = 0; part < PARTS; ++part) {
-        sim_prefetch(ahead + (uint64_t)part * step, step);
-#define CALL(n)                                                                                           \
-    qk_eight(is_int4p, group->codes + part * LINE, m.bytes[0] + part * LANES, q, wide, starts + first, n, \
-             unit + part * LANES, x + (uint64_t)first * SIM_TILE + part * LANES)
+    multipliers_of(k, &m);
+    for (uint32_t first = 0; first < q->count; first += ROWS_MAX) {
+#define CALL(n) qk_rows(is_int4p, dim, k, &m, q, first, n, x)
         FOR_ROWS(rows_from(q->count, first), CALL)
 #undef CALL
     }
 }
 
-UNROLLED void qk_format(int is_int4p, const sim_coded *k, const sim_rows *q, float *x)
-{
-    int32_t starts[NBL_DIM_PADDED_MAX / BLOCK * SIM_ROWS_MAX];
-    start_words(is_int4p, q, starts);
-    for (uint32_t first = 0; first < q->count; first += ROWS_MAX) {
-        const uint32_t step = first == 0 ? k->ahead_bytes / PARTS : 0;
-        wide_words wide;
-        widen_words(q, first, rows_from(q->count, first), &wide);
-        for (uint32_t g = 0; g < k->count; ++g) {
-            qk_group(is_int4p, &k->group[g], q, first, &wide, starts, k->ahead[g], step, x + g * SIM_GROUP);
-        }
-    }
-}
-
 void sim_avx2_coded_qk(const sim_coded *k, const sim_rows *q, float *x)
 {
-    if (k->group[0].format == NBL_INT4P) {
-        qk_format(1, k, q, x);
-    } else {
-        qk_format(0, k, q, x);
+    switch (k->group[0].format) {
+    case NBL_INT4P: qk_format(1, 16, k, q, x); break;
+    case NBL_MXFP4_16: qk_format(0, 16, k, q, x); break;
+    default: qk_format(0, 32, k, q, x); break;
     }
 }
 
@@ -208,60 +257,47 @@ void sim_avx2_coded_qk(const sim_coded *k, const sim_rows *q, float *x)
 /* Sixteen bytes as words in the order 0 2 1 3 of every four: pairs for VPMADDWD. */
 static inline __m256i pair_order(const uint8_t *bytes)
 {
-    const __m128i order = _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
+    const __m256i order = _mm256_setr_epi8(0, -1, 2, -1, 1, -1, 3, -1, 4, -1, 6, -1, 5, -1, 7, -1, 8, -1, 10, -1, 9, -1,
+                                           11, -1, 12, -1, 14, -1, 13, -1, 15, -1);
     __m128i x = _mm_loadu_si128((const __m128i *)(const void *)bytes);
-    return _mm256_cvtepu8_epi16(_mm_shuffle_epi8(x, order));
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(x), order);
 }
 
 /* Weights of some rows, as words in pair order. */
 typedef struct weights {
     int16_t p[ROWS_MAX][SIM_TILE];
-    int16_t w[2][ROWS_MAX][SIM_TILE]; /* of a low and a high block */
+    int16_t w[ROWS_MAX][SIM_TILE]; /* of a block */
+    int32_t start[ROWS_MAX];       /* -8 * the sum of W */
 } weights;
 
-static void load_weights(const uint8_t *p, uint32_t rows, uint32_t tokens, weights *out)
+UNROLLED void load_weights(const uint8_t *p, uint32_t rows, uint32_t tokens, weights *out)
 {
-    for (uint32_t r = 0; r < rows; ++r) {
-        for (uint32_t t = 0; t < tokens; t += 16u) {
+    for (uint32_t t = 0; t < tokens; t += 16u) {
+        for (uint32_t r = 0; r < rows; ++r) {
             store_unaligned(out->p[r] + t, pair_order(p + r * SIM_TILE + t));
         }
     }
 }
 
-/* W of two neighbouring blocks. */
-static void scale_weights(const multipliers *m, uint32_t block, uint32_t rows, uint32_t groups, weights *out)
+/* W of a block, whose multipliers are at `m`, and what sums start at. Eight W are less than 2^15. */
+UNROLLED void scale_weights(const uint8_t *m, uint32_t rows, uint32_t tokens, weights *out)
 {
-    for (uint32_t half = 0; half < 2u; ++half) {
-        for (uint32_t t = 0; t < groups * SIM_GROUP; t += 16u) {
-            __m256i scale = pair_order(m[t / SIM_GROUP].bytes[block + half] + t % SIM_GROUP);
-            for (uint32_t r = 0; r < rows; ++r) {
-                store_unaligned(out->w[half][r] + t, _mm256_mullo_epi16(load(out->p[r] + t), scale));
-            }
+    __m256i sums[ROWS_MAX] = {_mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(),
+                              _mm256_setzero_si256()};
+    for (uint32_t t = 0; t < tokens; t += 16u) {
+        __m256i scale = pair_order(m + t);
+        for (uint32_t r = 0; r < rows; ++r) {
+            __m256i w = _mm256_mullo_epi16(load(out->p[r] + t), scale);
+            store_unaligned(out->w[r] + t, w);
+            sums[r] = _mm256_add_epi16(sums[r], w);
         }
     }
-}
-
-/* Signed codes of a line's low or high nibbles as words: [0] even and [1] odd tokens. Those of mxfp4 are 2^8 times the
- * code, which is less work: |A| < 2^22 (NUM 5.4), so that sums still fit. */
-#define V_WORDS_SHIFT(is_int4p) ((is_int4p) ? 0 : 8)
-UNROLLED void v_words(int is_int4p, uint32_t half, __m256i bytes, __m256i *words)
-{
-    if (is_int4p) {
-        bytes = _mm256_xor_si256(bytes, _mm256_set1_epi8((char)0x88)); /* q + 8 becomes a signed nibble */
-        words[0] = _mm256_srai_epi16(_mm256_slli_epi16(bytes, half == 0 ? 12 : 8), 12);
-        words[1] = _mm256_srai_epi16(half == 0 ? _mm256_slli_epi16(bytes, 4) : bytes, 12);
-        return;
+    for (uint32_t r = 0; r < ROWS_MAX; ++r) {
+        sums[r] = _mm256_madd_epi16(sums[r], _mm256_set1_epi16(-8));
     }
-    __m256i codes = _mm256_shuffle_epi8(load_table(e2m1_table), half == 0 ? low_nibbles(bytes) : high_nibbles(bytes));
-    words[0] = _mm256_slli_epi16(codes, 8);
-    words[1] = _mm256_and_si256(codes, _mm256_set1_epi16((int16_t)0xff00u));
-}
-
-/* sum += two signed words of `words` times two of `pair`, in every dword. */
-UNROLLED void add_pair(__m256i *sum, __m256i words, __m256i pair)
-{
-    __m256i product;
-    __asm__("vpmaddwd %2, %3, %1\n\tvpaddd %1, %0, %0" : "+x"(*sum), "=&x"(product) : "x"(words), "x"(pair));
+    __m256i all = _mm256_hadd_epi32(_mm256_hadd_epi32(sums[0], sums[1]), _mm256_hadd_epi32(sums[2], sums[3]));
+    _mm_storeu_si128((__m128i *)(void *)out->start,
+                     _mm_add_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1)));
 }
 
 static inline __m256i broadcast_pair(const int16_t *w)
@@ -269,6 +305,89 @@ static inline __m256i broadcast_pair(const int16_t *w)
     int32_t pair;
     memcpy(&pair, w, sizeof pair);
     return _mm256_set1_epi32(pair);
+}
+
+/* Sums of a block of 16 elements: [row][line]. */
+typedef struct block_sums {
+    __m256i of[ROWS_MAX][2];
+} block_sums;
+
+UNROLLED void add_lines(const __m256i *words, const weights *w, uint32_t at, uint32_t rows, block_sums *sums)
+{
+    for (uint32_t r = 0; r < rows; ++r) {
+        __m256i pair = broadcast_pair(w->w[r] + at);
+        add_pair(&sums->of[r][0], words[0], pair);
+        add_pair(&sums->of[r][1], words[1], pair);
+    }
+}
+
+/* q + 8 of the low or high nibbles of a line's even or odd tokens as words, times a power of two: see int4p_sums. */
+UNROLLED __m256i int4p_words(uint32_t half, uint32_t odd, const uint8_t *line)
+{
+    if (half != 0 && odd != 0) {
+        return _mm256_srli_epi16(load(line), 12);
+    }
+    return _mm256_and_si256(load(line), _mm256_set1_epi16((int16_t)(15 << (4u * half + 8u * odd))));
+}
+
+/* Signed codes of the low or high nibbles of a line as words: [0] even and [1] odd tokens, times 2^8. */
+UNROLLED void mxfp4_words(uint32_t half, __m256i bytes, __m256i *even, __m256i *odd)
+{
+    __m256i codes = _mm256_shuffle_epi8(load_table(e2m1_table), half == 0 ? low_nibbles(bytes) : high_nibbles(bytes));
+    *even = _mm256_slli_epi16(codes, 8);
+    *odd = _mm256_and_si256(codes, _mm256_set1_epi16((int16_t)0xff00u));
+}
+
+/* Adds the low or the high nibbles of two neighbouring lines, from `line` on, of the even or odd ones of every four
+ * tokens. */
+UNROLLED void int4p_add(uint32_t half, uint32_t odd, const sim_coded *v, uint32_t line, const weights *w, uint32_t rows,
+                        block_sums *sums)
+{
+    const uint64_t quad_bytes = nbl_layout_dim_padded(v->group[0].dim) * 2u;
+    for (uint32_t g = 0; g < v->count; ++g) {
+        const uint8_t *codes = v->group[g].codes + line * LINE;
+        for (uint32_t t = 0; t < SIM_GROUP; t += 4u, codes += quad_bytes) {
+            __m256i words[2] = {int4p_words(half, odd, codes), int4p_words(half, odd, codes + LINE)};
+            add_lines(words, w, g * SIM_GROUP + t + 2u * odd, rows, sums);
+        }
+    }
+}
+
+/* 2^8 times the sums for low nibbles, 2^4 times for high ones: those of the tokens whose codes have the smaller factor
+ * come first. |A| < 2^22 (NUM 5.4), so that they fit. */
+UNROLLED void int4p_sums(uint32_t half, const sim_coded *v, uint32_t line, const weights *w, uint32_t rows,
+                         block_sums *sums)
+{
+    const int shift = half == 0 ? 8 : 4;
+    for (uint32_t r = 0; r < rows; ++r) {
+        sums->of[r][0] = sums->of[r][1] = _mm256_set1_epi32(w->start[r]);
+    }
+    int4p_add(half, half, v, line, w, rows, sums);
+    for (uint32_t r = 0; r < rows; ++r) {
+        sums->of[r][0] = _mm256_slli_epi32(sums->of[r][0], shift);
+        sums->of[r][1] = _mm256_slli_epi32(sums->of[r][1], shift);
+    }
+    int4p_add(half, 1u - half, v, line, w, rows, sums);
+}
+
+/* 2^8 times the sums. */
+UNROLLED void mxfp4_sums(uint32_t half, const sim_coded *v, uint32_t line, const weights *w, uint32_t rows,
+                         block_sums *sums)
+{
+    const uint64_t quad_bytes = nbl_layout_dim_padded(v->group[0].dim) * 2u;
+    for (uint32_t r = 0; r < rows; ++r) {
+        sums->of[r][0] = sums->of[r][1] = _mm256_setzero_si256();
+    }
+    for (uint32_t g = 0; g < v->count; ++g) {
+        const uint8_t *codes = v->group[g].codes + line * LINE;
+        for (uint32_t t = 0; t < SIM_GROUP; t += 4u, codes += quad_bytes) {
+            __m256i even[2], odd[2];
+            mxfp4_words(half, load(codes), &even[0], &odd[0]);
+            mxfp4_words(half, load(codes + LINE), &even[1], &odd[1]);
+            add_lines(even, w, g * SIM_GROUP + t, rows, sums);
+            add_lines(odd, w, g * SIM_GROUP + t + 2u, rows, sums);
+        }
+    }
 }
 
 static void add_output(float *o, __m256i sum, float b)
@@ -281,62 +400,57 @@ static void add_output(float *o, __m256i sum, float b)
 UNROLLED void pv_block(int is_int4p, uint32_t half, const sim_coded *v, uint32_t line, const weights *w,
                        float *const *o, const float *b, uint32_t rows)
 {
-    uint32_t quad_bytes = nbl_layout_dim_padded(v->group[0].dim) * 2u;
-    uint32_t step = v->ahead_bytes / (quad_bytes / LINE);
-    __m256i sums[ROWS_MAX][2];
-    for (uint32_t r = 0; r < rows; ++r) {
-        sums[r][0] = sums[r][1] = _mm256_setzero_si256();
-    }
+    const uint32_t step = v->ahead_bytes / (nbl_layout_dim_padded(v->group[0].dim) / 16u);
+    block_sums sums;
     for (uint32_t g = 0; g < v->count; ++g) {
-        const uint8_t *codes = v->group[g].codes + line * LINE;
         sim_prefetch(v->ahead[g] + (uint64_t)(line + half) * step, step);
-        for (uint32_t t = g * SIM_GROUP; t < (g + 1u) * SIM_GROUP; t += 4u, codes += quad_bytes) {
-            __m256i words[2][2];
-            v_words(is_int4p, half, load(codes), words[0]);
-            v_words(is_int4p, half, load(codes + LINE), words[1]);
-            for (uint32_t r = 0; r < rows; ++r) {
-                for (uint32_t odd = 0; odd < 2u; ++odd) {
-                    __m256i pair = broadcast_pair(w->w[half][r] + t + 2u * odd);
-                    add_pair(&sums[r][0], words[0][odd], pair);
-                    add_pair(&sums[r][1], words[1][odd], pair);
-                }
-            }
-        }
+    }
+    if (is_int4p) {
+        int4p_sums(half, v, line, w, rows, &sums);
+    } else {
+        mxfp4_sums(half, v, line, w, rows, &sums);
     }
     for (uint32_t r = 0; r < rows; ++r) {
         float *to = o[r] + 16u * (line + half);
-        add_output(to, _mm256_srai_epi32(sums[r][0], V_WORDS_SHIFT(is_int4p)), b[r]);
-        add_output(to + LANES, _mm256_srai_epi32(sums[r][1], V_WORDS_SHIFT(is_int4p)), b[r]);
+        add_output(to, _mm256_srai_epi32(sums.of[r][0], is_int4p && half != 0 ? 4 : 8), b[r]);
+        add_output(to + LANES, _mm256_srai_epi32(sums.of[r][1], is_int4p && half != 0 ? 4 : 8), b[r]);
     }
 }
 
-UNROLLED void pv_format(int is_int4p, const sim_coded *v, const uint8_t *p, float *const *o, const float *b,
-                        uint32_t rows)
+/* `rows` rows (a constant), in blocks of `dim` elements (a constant). */
+UNROLLED void pv_rows(int is_int4p, uint32_t dim, const sim_coded *v, const multipliers *m, const uint8_t *p,
+                      float *const *o, const float *b, uint32_t rows)
 {
-    multipliers m[SIM_GROUPS];
+    const uint32_t tokens = v->count * SIM_GROUP;
     weights w;
-    for (uint32_t g = 0; g < v->count; ++g) {
-        multipliers_of(&v->group[g], &m[g]);
-    }
-    for (uint32_t first = 0; first < rows; first += ROWS_MAX) {
-        uint32_t some = rows_from(rows, first);
-        load_weights(p + first * SIM_TILE, some, v->count * SIM_GROUP, &w);
-        for (uint32_t line = 0; line < nbl_layout_dim_padded(v->group[0].dim) / 16u; line += 2u) {
-            scale_weights(m, line, some, v->count, &w);
-#define CALL(n)                                                  \
-    pv_block(is_int4p, 0, v, line, &w, o + first, b + first, n); \
-    pv_block(is_int4p, 1, v, line, &w, o + first, b + first, n)
-            FOR_ROWS(some, CALL)
-#undef CALL
+    load_weights(p, rows, tokens, &w);
+    for (uint32_t line = 0; line < nbl_layout_dim_padded(v->group[0].dim) / 16u; line += 2u) {
+        scale_weights(m->bytes[dim == 16u ? line : line / 2u], rows, tokens, &w);
+        pv_block(is_int4p, 0, v, line, &w, o, b, rows);
+        if (dim == 16u) {
+            scale_weights(m->bytes[line + 1u], rows, tokens, &w);
         }
+        pv_block(is_int4p, 1, v, line, &w, o, b, rows);
+    }
+}
+
+UNROLLED void pv_format(int is_int4p, uint32_t dim, const sim_coded *v, const uint8_t *p, float *const *o,
+                        const float *b, uint32_t rows)
+{
+    multipliers m;
+    multipliers_of(v, &m);
+    for (uint32_t first = 0; first < rows; first += ROWS_MAX) {
+#define CALL(n) pv_rows(is_int4p, dim, v, &m, p + first * SIM_TILE, o + first, b + first, n)
+        FOR_ROWS(rows_from(rows, first), CALL)
+#undef CALL
     }
 }
 
 void sim_avx2_coded_pv(const sim_coded *v, const uint8_t *p, float *const *o, const float *b, uint32_t rows)
 {
-    if (v->group[0].format == NBL_INT4P) {
-        pv_format(1, v, p, o, b, rows);
-    } else {
-        pv_format(0, v, p, o, b, rows);
+    switch (v->group[0].format) {
+    case NBL_INT4P: pv_format(1, 16, v, p, o, b, rows); break;
+    case NBL_MXFP4_16: pv_format(0, 16, v, p, o, b, rows); break;
+    default: pv_format(0, 32, v, p, o, b, rows); break;
     }
 }
