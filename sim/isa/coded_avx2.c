@@ -279,25 +279,36 @@ UNROLLED void load_weights(const uint8_t *p, uint32_t rows, uint32_t tokens, wei
     }
 }
 
+/* Every row's sum of all words, times -8. */
+UNROLLED void sums_times_minus_8(const __m256i *words, int32_t *out)
+{
+    __m256i dwords[ROWS_MAX];
+    for (uint32_t r = 0; r < ROWS_MAX; ++r) {
+        dwords[r] = _mm256_madd_epi16(words[r], _mm256_set1_epi16(-8));
+    }
+    __m256i all = _mm256_hadd_epi32(_mm256_hadd_epi32(dwords[0], dwords[1]), _mm256_hadd_epi32(dwords[2], dwords[3]));
+    _mm_storeu_si128((__m128i *)(void *)out,
+                     _mm_add_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1)));
+}
+
 /* W of a block, whose multipliers are at `m`, and what sums start at. Eight W are less than 2^15. */
 UNROLLED void scale_weights(const uint8_t *m, uint32_t rows, uint32_t tokens, weights *out)
 {
-    __m256i sums[ROWS_MAX] = {_mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(),
-                              _mm256_setzero_si256()};
-    for (uint32_t t = 0; t < tokens; t += 16u) {
-        __m256i scale = pair_order(m + t);
+    __m256i sums[ROWS_MAX];
+    for (uint32_t r = 0; r < ROWS_MAX; ++r) {
+        sums[r] = _mm256_setzero_si256();
+    }
+    for (uint32_t t = 0; t < tokens; t += SIM_GROUP) {
+        __m256i scale[2] = {pair_order(m + t), pair_order(m + t + 16)};
         for (uint32_t r = 0; r < rows; ++r) {
-            __m256i w = _mm256_mullo_epi16(load(out->p[r] + t), scale);
-            store_unaligned(out->w[r] + t, w);
-            sums[r] = _mm256_add_epi16(sums[r], w);
+            __m256i first = _mm256_mullo_epi16(load(out->p[r] + t), scale[0]);
+            __m256i second = _mm256_mullo_epi16(load(out->p[r] + t + 16), scale[1]);
+            store_unaligned(out->w[r] + t, first);
+            store_unaligned(out->w[r] + t + 16, second);
+            sums[r] = _mm256_add_epi16(sums[r], _mm256_add_epi16(first, second));
         }
     }
-    for (uint32_t r = 0; r < ROWS_MAX; ++r) {
-        sums[r] = _mm256_madd_epi16(sums[r], _mm256_set1_epi16(-8));
-    }
-    __m256i all = _mm256_hadd_epi32(_mm256_hadd_epi32(sums[0], sums[1]), _mm256_hadd_epi32(sums[2], sums[3]));
-    _mm_storeu_si128((__m128i *)(void *)out->start,
-                     _mm_add_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1)));
+    sums_times_minus_8(sums, out->start);
 }
 
 static inline __m256i broadcast_pair(const int16_t *w)
@@ -396,11 +407,10 @@ static void add_output(float *o, __m256i sum, float b)
 }
 
 /* `rows` rows (a constant) times a block of 16 elements: the low or the high nibbles of two neighbouring lines, from
- * `line` on, of every four tokens. Both lines take the same weights. */
-UNROLLED void pv_block(int is_int4p, uint32_t half, const sim_coded *v, uint32_t line, const weights *w,
+ * `line` on, of every four tokens. Both lines take the same weights. Asks for `step` bytes of what is wanted next. */
+UNROLLED void pv_block(int is_int4p, uint32_t half, const sim_coded *v, uint32_t line, uint32_t step, const weights *w,
                        float *const *o, const float *b, uint32_t rows)
 {
-    const uint32_t step = v->ahead_bytes / (nbl_layout_dim_padded(v->group[0].dim) / 16u);
     block_sums sums;
     for (uint32_t g = 0; g < v->count; ++g) {
         sim_prefetch(v->ahead[g] + (uint64_t)(line + half) * step, step);
@@ -422,15 +432,17 @@ UNROLLED void pv_rows(int is_int4p, uint32_t dim, const sim_coded *v, const mult
                       float *const *o, const float *b, uint32_t rows)
 {
     const uint32_t tokens = v->count * SIM_GROUP;
+    const uint32_t lines = nbl_layout_dim_padded(v->group[0].dim) / 16u;
+    const uint32_t step = v->ahead_bytes / lines;
     weights w;
     load_weights(p, rows, tokens, &w);
-    for (uint32_t line = 0; line < nbl_layout_dim_padded(v->group[0].dim) / 16u; line += 2u) {
+    for (uint32_t line = 0; line < lines; line += 2u) {
         scale_weights(m->bytes[dim == 16u ? line : line / 2u], rows, tokens, &w);
-        pv_block(is_int4p, 0, v, line, &w, o, b, rows);
+        pv_block(is_int4p, 0, v, line, step, &w, o, b, rows);
         if (dim == 16u) {
             scale_weights(m->bytes[line + 1u], rows, tokens, &w);
         }
-        pv_block(is_int4p, 1, v, line, &w, o, b, rows);
+        pv_block(is_int4p, 1, v, line, step, &w, o, b, rows);
     }
 }
 

@@ -59,19 +59,20 @@ static float all_logits(const sim_row_tile *row, float base, float *t)
     return largest_lane(most);
 }
 
-/* p, 0 where it is below 2^-126. u = t - m + GRID: see softmax_avx512.c. */
+/* p, 0 where it is below 2^-126. u = t - m + GRID: its bits, shifted, are those of t - m = E + f with E in the place of
+ * an exponent. With g = 1 + f they exceed those of 2^(t - m) by the mantissa of 1 + g - 2^(g - 1), which is little above
+ * 1; -4 times that has an exponent that puts the rest right. */
 UNROLLED __m256 grid_exp2(__m256 u)
 {
     __m256i bits = _mm256_slli_epi32(_mm256_castps_si256(u), 15);
-    __m256i floor = _mm256_and_si256(bits, _mm256_set1_epi32((int)0xff800000u));
     __m256i fraction = _mm256_and_si256(bits, _mm256_set1_epi32(0x007fffff));
     __m256 g = _mm256_castsi256_ps(_mm256_or_si256(fraction, _mm256_set1_epi32(0x3f800000)));
-    __m256 p = _mm256_fmadd_ps(_mm256_set1_ps(SIM_GRID_C4), g, _mm256_set1_ps(SIM_GRID_C3));
-    p = _mm256_fmadd_ps(p, g, _mm256_set1_ps(SIM_GRID_C2));
-    p = _mm256_fmadd_ps(p, g, _mm256_set1_ps(SIM_GRID_C1));
-    p = _mm256_fmadd_ps(p, g, _mm256_set1_ps(SIM_GRID_C0));
+    __m256 above = _mm256_fmadd_ps(_mm256_set1_ps(4.0f * SIM_GRID_C4), g, _mm256_set1_ps(4.0f * SIM_GRID_C3));
+    above = _mm256_fmadd_ps(above, g, _mm256_set1_ps(4.0f * SIM_GRID_C2));
+    above = _mm256_fmadd_ps(above, g, _mm256_set1_ps(4.0f * (SIM_GRID_C1 - 1.0f)));
+    above = _mm256_fmadd_ps(above, g, _mm256_set1_ps(4.0f * (SIM_GRID_C0 - 1.0f)));
     __m256 kept = _mm256_cmp_ps(u, _mm256_set1_ps(NBL_GRID + NBL_WEIGHT_MIN), _CMP_GE_OQ);
-    return _mm256_and_ps(_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), floor)), kept);
+    return _mm256_and_ps(_mm256_castsi256_ps(_mm256_sub_epi32(bits, _mm256_castps_si256(above))), kept);
 }
 
 /* q of NUM 5.4: no p is near a tie (NUM 5.5), so rounding half up is RNE. */
@@ -88,12 +89,13 @@ static __m256i grid_weights(__m256 e)
     return _mm256_and_si256(_mm256_castps_si256(weight), _mm256_set1_epi32(0xff));
 }
 
-/* Sixteen dwords of 0..255 to sixteen bytes. */
-static void store_bytes(uint8_t *p, __m256i first, __m256i second)
+/* Four times eight dwords of 0..255 to 32 bytes. */
+UNROLLED void store_bytes(uint8_t *p, const __m256i *dwords)
 {
-    __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(first, second), 0xd8);
-    __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-    _mm_storeu_si128((__m128i *)(void *)p, bytes);
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    __m256i low = _mm256_packus_epi32(dwords[0], dwords[1]);
+    __m256i high = _mm256_packus_epi32(dwords[2], dwords[3]);
+    store_unaligned(p, _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high), order));
 }
 
 /* tree(s) of NUM 5.4; the first step adds s_g and s_{g+8}, the two registers. */
@@ -105,21 +107,23 @@ static float sum_tree(__m256 low, __m256 high)
     return _mm_cvtss_f32(_mm_add_ss(_mm256_castps256_ps128(w), _mm256_extractf128_ps(w, 1)));
 }
 
-/* P of sixteen tokens from p of NUM 5.4; adds to the sums of l. */
+/* P of 32 tokens from p of NUM 5.4; adds to the sums of l. */
 UNROLLED void weigh(const __m256 *e, const float *weight, __m256 *sums, uint8_t *p)
 {
-    for (uint32_t j = 0; j < 2u; ++j) {
-        sums[j] = _mm256_fmadd_ps(round_to_bf16(e[j]), _mm256_loadu_ps(weight + j * LANES), sums[j]);
+    __m256i dwords[PARTS];
+    for (uint32_t j = 0; j < PARTS; ++j) {
+        sums[j % 2u] = _mm256_fmadd_ps(round_to_bf16(e[j]), _mm256_loadu_ps(weight + j * LANES), sums[j % 2u]);
+        dwords[j] = grid_weights(e[j]);
     }
-    store_bytes(p, grid_weights(e[0]), grid_weights(e[1]));
+    store_bytes(p, dwords);
 }
 
 static float weigh_visible(const sim_row_tile *row, const float *t, float most, uint8_t *p)
 {
     __m256 sums[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
-    for (uint32_t i = 0; i < row->groups * PARTS; i += 2u) {
-        __m256 e[2];
-        for (uint32_t j = 0; j < 2u; ++j) {
+    for (uint32_t i = 0; i < row->groups * PARTS; i += PARTS) {
+        __m256 e[PARTS];
+        for (uint32_t j = 0; j < PARTS; ++j) {
             __m256 u = _mm256_sub_ps(_mm256_load_ps(t + (i + j) * LANES), _mm256_set1_ps(most));
             e[j] = _mm256_and_ps(grid_exp2(u), visible_lanes(row, i + j));
         }
@@ -167,29 +171,55 @@ static float whole_weights(const sim_tile *tile, const float *t, float most, uin
 {
     const __m256 distance = _mm256_set1_ps(most);
     __m256 sums[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
-    for (uint32_t i = 0; i < SIM_TILE; i += 2u * LANES) {
-        __m256 e[2] = {grid_exp2(_mm256_sub_ps(_mm256_load_ps(t + i), distance)),
-                       grid_exp2(_mm256_sub_ps(_mm256_load_ps(t + i + LANES), distance))};
+    for (uint32_t i = 0; i < SIM_TILE; i += SIM_GROUP) {
+        __m256 e[PARTS];
+        for (uint32_t j = 0; j < PARTS; ++j) {
+            e[j] = grid_exp2(_mm256_sub_ps(_mm256_load_ps(t + i + j * LANES), distance));
+        }
         weigh(e, tile->weight + i, sums, p + i);
     }
     return sum_tree(sums[0], sums[1]);
 }
 
+#define ROWS_TOGETHER 4u /* rows whose t are there before their P, so that none waits for the maximum of another */
+
+/* sim_isa.softmax_rows for up to ROWS_TOGETHER rows. */
+static uint32_t whole_step(const sim_tile *tile, const float *x, sim_row_state *const *rows, uint32_t count, uint8_t *p,
+                           float *b)
+{
+    _Alignas(LINE) float t[ROWS_TOGETHER * SIM_TILE];
+    float most[ROWS_TOGETHER];
+    uint32_t done = 0;
+    for (; done < count; ++done) {
+        const float *logits = x + done * SIM_TILE;
+        if (!rows[done]->has_base) {
+            rows[done]->base = whole_base(tile, logits, rows[done]->scale);
+            rows[done]->has_base = 1;
+        }
+        most[done] = whole_logits(tile, logits, rows[done], t + done * SIM_TILE);
+        if (most[done] > NBL_REBASE || most[done] < NBL_WEIGHT_MIN) {
+            break;
+        }
+    }
+    for (uint32_t r = 0; r < done; ++r) {
+        float l = whole_weights(tile, t + r * SIM_TILE, most[r], p + r * SIM_TILE);
+        b[r] = nbl_grid_base(most[r]);
+        rows[r]->sum = nbl_fma(l, b[r], rows[r]->sum);
+    }
+    return done;
+}
+
 uint32_t sim_avx2_softmax_rows(const sim_tile *tile, const float *x, sim_row_state *const *rows, uint32_t count,
                                uint8_t *p, float *b)
 {
-    _Alignas(LINE) float t[SIM_TILE];
-    for (uint32_t r = 0; r < count; ++r) {
-        if (!rows[r]->has_base) {
-            rows[r]->base = whole_base(tile, x + r * SIM_TILE, rows[r]->scale);
-            rows[r]->has_base = 1;
+    uint32_t done = 0;
+    while (done < count) {
+        uint32_t some = count - done < ROWS_TOGETHER ? count - done : ROWS_TOGETHER;
+        uint32_t n = whole_step(tile, x + done * SIM_TILE, rows + done, some, p + done * SIM_TILE, b + done);
+        done += n;
+        if (n < some) {
+            break;
         }
-        float most = whole_logits(tile, x + r * SIM_TILE, rows[r], t);
-        if (most > NBL_REBASE || most < NBL_WEIGHT_MIN) {
-            return r;
-        }
-        b[r] = nbl_grid_base(most);
-        rows[r]->sum = nbl_fma(whole_weights(tile, t, most, p + r * SIM_TILE), b[r], rows[r]->sum);
     }
-    return count;
+    return done;
 }
