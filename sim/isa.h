@@ -26,6 +26,7 @@
 #define SIM_ROWS_MAX 256u /**< query rows of a work item */
 #define SIM_CACHE_LINE 64u
 #define SIM_BLOCK 16u /**< elements of an offset of sim_rows */
+#define SIM_WIDE_BYTES (64u << 10)
 
 /** 32 stored tokens in the layout of a page whose groups are full (F3, F4). */
 typedef struct sim_group {
@@ -55,6 +56,7 @@ typedef struct sim_rows {
     const int32_t *offsets; /**< [dim / 16][count]: -8 * the sum of 16 codes */
     const int32_t *bias;    /**< [count]: -128 * the sum of a row's codes */
     const int8_t *codes;    /**< [count][dim]: the same codes, row by row */
+    const void *wide;       /**< the same in the form of coded_widen, if there is one */
 } sim_rows;
 
 /** A decoded tile; arrays are 64-byte aligned. */
@@ -158,6 +160,8 @@ typedef struct sim_isa {
      * none. All groups of a sim_coded have one format. */
     uint32_t coded_rows;
     uint32_t coded_formats; /**< bit f: they know format f */
+    /** Brings up to coded_rows rows into a form of SIM_WIDE_BYTES that coded_qk works on; NULL: there is none. */
+    void (*coded_widen)(const sim_rows *q, void *wide);
     /** exponent[32] = ev, weight[32] = 2^-ev of a group of V. */
     void (*coded_weights)(const sim_group *group, float *exponent, float *weight);
     /** dot_qk. */

@@ -208,11 +208,10 @@ static void close_loop(sim_team *team)
     pthread_mutex_unlock(&team->lock);
 }
 
-void sim_team_run(sim_team *team, int64_t count, int64_t grain, sim_body *body, void *context)
+static void run_parts(sim_team *team, sim_parts parts, sim_body *body, void *context)
 {
-    sim_parts parts = {0, count, grain};
     uint32_t saved = sim_fp_enter();
-    int alone = team->size == 1 || count <= grain;
+    int alone = team->size == 1 || parts.count <= (parts.shares != 0 ? 1 : parts.grain);
     if (!alone) {
         post_loop(team, body, context, &parts);
     }
@@ -221,4 +220,14 @@ void sim_team_run(sim_team *team, int64_t count, int64_t grain, sim_body *body, 
         close_loop(team);
     }
     sim_fp_leave(saved);
+}
+
+void sim_team_run(sim_team *team, int64_t count, int64_t grain, sim_body *body, void *context)
+{
+    run_parts(team, (sim_parts){0, count, grain, 0}, body, context);
+}
+
+void sim_team_run_guided(sim_team *team, int64_t count, int64_t grain, sim_body *body, void *context)
+{
+    run_parts(team, (sim_parts){0, count, grain, 2 * (int64_t)team->size}, body, context);
 }

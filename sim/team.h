@@ -18,15 +18,27 @@ typedef struct sim_team sim_team;
 typedef struct sim_parts {
     int64_t next;
     int64_t count;
-    int64_t grain; /**< most steps of a part */
+    int64_t grain;  /**< most steps of a part */
+    int64_t shares; /**< a part is no more than one of so many shares of what is left, but for a single step; 0: all
+                       parts are alike */
 } sim_parts;
 
 /** Takes the next part, [*begin, *end); 0 if none is left. */
 static inline int sim_parts_next(sim_parts *parts, int64_t *begin, int64_t *end)
 {
-    *begin = __atomic_fetch_add(&parts->next, parts->grain, __ATOMIC_RELAXED);
-    *end = *begin + parts->grain < parts->count ? *begin + parts->grain : parts->count;
-    return *begin < parts->count;
+    int64_t next = __atomic_load_n(&parts->next, __ATOMIC_RELAXED);
+    int64_t after;
+    do {
+        int64_t share = parts->shares != 0 ? (parts->count - next) / parts->shares : parts->grain;
+        int64_t steps = share < 1 ? 1 : share < parts->grain ? share : parts->grain;
+        after = next + steps < parts->count ? next + steps : parts->count;
+        if (next >= parts->count) {
+            return 0;
+        }
+    } while (!__atomic_compare_exchange_n(&parts->next, &next, after, 1, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+    *begin = next;
+    *end = after;
+    return 1;
 }
 
 /** A thread's share: takes parts until there are none. thread: from 0 to the size of the team less 1, the caller's
@@ -40,7 +52,10 @@ uint32_t sim_team_size(const sim_team *team);
 /** Ends the threads. */
 void sim_team_close(sim_team *team);
 
-/** Runs a loop of count steps in parts of up to grain steps; returns when all are done. One call at a time. */
+/** Runs a loop of count steps in parts of grain steps; returns when all are done. One call at a time. */
 void sim_team_run(sim_team *team, int64_t count, int64_t grain, sim_body *body, void *context);
+/** The same in parts that become smaller towards the end, so that threads that are not equally fast end together; grain
+ * is the most. */
+void sim_team_run_guided(sim_team *team, int64_t count, int64_t grain, sim_body *body, void *context);
 
 #endif

@@ -135,11 +135,11 @@ static uint32_t groups_in_tile(const sim_source *source, uint32_t index)
 /* Asks for the scales of some groups side by side; unlike their codes, no dot product does. */
 static void prefetch_scales(const sim_group *group, uint32_t groups)
 {
-    const uint32_t planes = nbl_layout_scale_planes(group->format, group->dim);
-    const uint8_t *scales = group->scales;
-    for (uint32_t plane = 0; plane < planes; ++plane, scales += group->plane_stride) {
-        for (uint32_t t = 0; t < groups * SIM_GROUP; t += SIM_CACHE_LINE) {
-            __builtin_prefetch(scales + t);
+    const uint8_t *const end = group->scales + groups * SIM_GROUP;
+    const uint64_t bytes = nbl_layout_scale_planes(group->format, group->dim) * group->plane_stride;
+    for (const uint8_t *token = group->scales; token < end; token += SIM_CACHE_LINE) {
+        for (const uint8_t *at = token; at < token + bytes; at += group->plane_stride) {
+            __builtin_prefetch(at);
         }
     }
 }

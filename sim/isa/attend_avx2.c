@@ -342,6 +342,7 @@ const sim_isa sim_isa_avx2 = {
     .dot_pv = dot_pv,
     .coded_rows = 8,
     .coded_formats = 1u << NBL_MXFP4 | 1u << NBL_MXFP4_16 | 1u << NBL_INT4P,
+    .coded_widen = sim_avx2_coded_widen,
     .coded_weights = weights_of,
     .coded_qk = sim_avx2_coded_qk,
     .coded_pv = sim_avx2_coded_pv,

@@ -18,6 +18,7 @@
 #define UNROLLED static inline __attribute__((always_inline))
 
 /* Entries of the table that live in other files. */
+void sim_avx2_coded_widen(const sim_rows *q, void *wide);
 void sim_avx2_coded_qk(const sim_coded *k, const sim_rows *q, float *x);
 void sim_avx2_coded_pv(const sim_coded *v, const uint8_t *p, float *const *o, const float *b, uint32_t rows);
 sim_softmax sim_avx2_softmax(const sim_row_tile *row, float base, int first, uint8_t *p);

@@ -15,6 +15,7 @@
  */
 #include "avx2.h"
 
+#define BLOCK SIM_BLOCK
 #define ROWS_MAX 4u /* rows that share a decoded line */
 
 /* One copy of a loop for each number of rows; under AddressSanitizer one for all, as in coded_avx512.c. */
@@ -114,42 +115,49 @@ static inline __m256i multiplier_pairs(const uint8_t *bytes)
     return _mm256_shuffle_epi8(_mm256_set1_epi64x(m), order);
 }
 
-/* What K is multiplied by, as operands in memory; for a block and each row first what its two 16-bit sums start at, then
- * its words of four query codes, each eight times. */
+/* What ROWS_MAX rows need as operands in memory: words of four query codes, each eight times, and what the 16-bit sums
+ * of a block start at, minus the offset times its query codes, bytes 0 and 1 of every word apart from bytes 2 and 3. */
 typedef struct wide_rows {
-    __m256i of[NBL_DIM_PADDED_MAX / 4u + NBL_DIM_PADDED_MAX / SIM_BLOCK][ROWS_MAX];
+    __m256i words[NBL_DIM_PADDED_MAX / 4u][ROWS_MAX];
+    __m256i int4p[NBL_DIM_PADDED_MAX / BLOCK][ROWS_MAX];
+    __m256i mxfp4_16[NBL_DIM_PADDED_MAX / BLOCK][ROWS_MAX];
+    __m256i mxfp4[NBL_DIM_PADDED_MAX / (2u * BLOCK)][ROWS_MAX];
 } wide_rows;
 
-/* Minus the offset times the codes of a block, those of bytes 0 and 1 of every word apart from bytes 2 and 3. */
-static inline __m256i start_of(int is_int4p, const int8_t *codes, uint32_t dim)
+_Static_assert(2 * sizeof(wide_rows) <= SIM_WIDE_BYTES, "twice ROWS_MAX rows");
+
+/* Minus the sum of 16 codes. */
+static __m256i start_of(const int8_t *codes)
 {
-    const __m128i offset = _mm_set1_epi8(is_int4p ? 8 : 12);
-    __m128i sums = _mm_setzero_si128();
-    for (uint32_t d = 0; d < dim; d += SIM_BLOCK) {
-        __m128i some = _mm_loadu_si128((const __m128i *)(const void *)(codes + d));
-        sums = _mm_sub_epi16(sums, _mm_maddubs_epi16(offset, some));
-    }
+    __m128i some = _mm_loadu_si128((const __m128i *)(const void *)codes);
+    __m128i sums = _mm_sub_epi16(_mm_setzero_si128(), _mm_maddubs_epi16(_mm_set1_epi8(1), some));
     sums = _mm_add_epi16(sums, _mm_shuffle_epi32(sums, 0x4e));
     sums = _mm_add_epi16(sums, _mm_shuffle_epi32(sums, 0xb1));
     return _mm256_broadcastd_epi32(sums);
 }
 
-/* `rows` rows (a constant) from row `first` on, in blocks of `dim` elements. */
-UNROLLED void widen_rows(int is_int4p, uint32_t dim, const sim_rows *q, uint32_t first, uint32_t rows, wide_rows *out)
+static void widen_row(const sim_rows *q, uint32_t row, wide_rows *out)
 {
-    __m256i(*to)[ROWS_MAX] = out->of;
-    const int32_t *words = q->words + first;
-    const int8_t *codes = q->codes + (uint64_t)first * q->dim;
-    for (uint32_t d = 0; d < q->dim; d += dim, ++to) {
-        for (uint32_t r = 0; r < rows; ++r) {
-            (*to)[r] = start_of(is_int4p, codes + (uint64_t)r * q->dim + d, dim);
-        }
-        for (uint32_t quad = 0; quad < dim / 4u; ++quad, words += q->count) {
-            ++to;
-            for (uint32_t r = 0; r < rows; ++r) {
-                (*to)[r] = _mm256_set1_epi32(words[r]);
-            }
-        }
+    const int8_t *codes = q->codes + (uint64_t)row * q->dim;
+    const uint32_t r = row % ROWS_MAX;
+    for (uint32_t quad = 0; quad < q->dim / 4u; ++quad) {
+        out->words[quad][r] = _mm256_set1_epi32(q->words[quad * q->count + row]);
+    }
+    for (uint32_t b = 0; b < q->dim / BLOCK; b += 2u, codes += 2u * BLOCK) {
+        __m256i first = start_of(codes);
+        __m256i second = start_of(codes + BLOCK);
+        out->int4p[b][r] = _mm256_slli_epi16(first, 3);
+        out->int4p[b + 1u][r] = _mm256_slli_epi16(second, 3);
+        out->mxfp4_16[b][r] = _mm256_mullo_epi16(first, _mm256_set1_epi16(12));
+        out->mxfp4_16[b + 1u][r] = _mm256_mullo_epi16(second, _mm256_set1_epi16(12));
+        out->mxfp4[b / 2u][r] = _mm256_add_epi16(out->mxfp4_16[b][r], out->mxfp4_16[b + 1u][r]);
+    }
+}
+
+void sim_avx2_coded_widen(const sim_rows *q, void *wide)
+{
+    for (uint32_t row = 0; row < q->count; ++row) {
+        widen_row(q, row, (wide_rows *)wide + row / ROWS_MAX);
     }
 }
 
@@ -169,16 +177,15 @@ UNROLLED void add_products(__m256i *sum, __m256i codes, const __m256i *words)
 }
 
 /* 16-bit sums of a block of `dim` elements and 8 tokens. */
-UNROLLED void qk_block(int is_int4p, uint32_t dim, const uint8_t *codes, const __m256i (*wide)[ROWS_MAX], uint32_t rows,
-                       __m256i *sums)
+UNROLLED void qk_block(int is_int4p, uint32_t dim, const uint8_t *codes, const __m256i (*words)[ROWS_MAX],
+                       const __m256i *start, uint32_t rows, __m256i *sums)
 {
-    for (uint32_t d = 0; d < dim; d += 8u, codes += 4u * SIM_GROUP) {
-        const __m256i(*words)[ROWS_MAX] = wide + 1u + d / 4u;
+    for (uint32_t d = 0; d < dim; d += 8u, words += 2u, codes += 4u * SIM_GROUP) {
         __m256i low, high;
         k_codes(is_int4p, load(codes), &low, &high);
         for (uint32_t r = 0; r < rows; ++r) {
             if (d == 0) {
-                sums[r] = first_products(low, &words[0][r], &wide[0][r]);
+                sums[r] = first_products(low, &words[0][r], &start[r]);
             } else {
                 add_products(&sums[r], low, &words[0][r]);
             }
@@ -188,22 +195,22 @@ UNROLLED void qk_block(int is_int4p, uint32_t dim, const uint8_t *codes, const _
 }
 
 /* `rows` rows (a constant) against 8 tokens, in blocks of `dim` elements (a constant). */
-UNROLLED void qk_eight(int is_int4p, uint32_t dim, const uint8_t *codes, const uint8_t *m, const wide_rows *wide,
-                       uint32_t blocks, uint32_t rows, const float *unit, float *x)
+UNROLLED void qk_eight(int is_int4p, uint32_t dim, const uint8_t *codes, const uint8_t *m,
+                       const __m256i (*words)[ROWS_MAX], const __m256i (*starts)[ROWS_MAX], uint32_t blocks,
+                       uint32_t rows, const float *unit, float *x)
 {
-    const __m256i(*words)[ROWS_MAX] = wide->of;
     __m256i totals[ROWS_MAX];
     for (uint32_t r = 0; r < rows; ++r) {
         totals[r] = _mm256_setzero_si256();
     }
     for (uint32_t b = 0; b < blocks; ++b) {
         __m256i sums[ROWS_MAX];
-        qk_block(is_int4p, dim, codes, words, rows, sums);
+        qk_block(is_int4p, dim, codes, words, starts[b], rows, sums);
         __m256i pairs = multiplier_pairs(m);
         for (uint32_t r = 0; r < rows; ++r) {
             add_pair(&totals[r], sums[r], pairs);
         }
-        words += 1u + dim / 4u;
+        words += dim / 4u;
         codes += dim / 2u * SIM_GROUP;
         m += SIM_TILE;
     }
@@ -213,42 +220,68 @@ UNROLLED void qk_eight(int is_int4p, uint32_t dim, const uint8_t *codes, const u
     }
 }
 
-/* `rows` rows (a constant) from row `first` on; each part of a group asks for `step` bytes of what is wanted next. */
-UNROLLED void qk_rows(int is_int4p, uint32_t dim, const sim_coded *k, const multipliers *m, const sim_rows *q,
-                      uint32_t first, uint32_t rows, float *x)
+/* `rows` rows (a constant); each part of a group asks for `step` bytes of what is wanted next. */
+UNROLLED void qk_rows(int is_int4p, uint32_t dim, const sim_coded *k, const multipliers *m, const wide_rows *wide,
+                      const __m256i (*starts)[ROWS_MAX], uint32_t rows, uint32_t step, float *x)
 {
-    const uint32_t step = first == 0 ? k->ahead_bytes / PARTS : 0;
-    wide_rows wide;
-    widen_rows(is_int4p, dim, q, first, rows, &wide);
     for (uint32_t g = 0; g < k->count; ++g) {
+        const uint32_t blocks = nbl_layout_dim_padded(k->group[g].dim) / dim;
         float unit[SIM_GROUP];
         units_of(&k->group[g], unit);
         for (uint32_t part = 0; part < PARTS; ++part) {
             const uint32_t token = g * SIM_GROUP + part * LANES;
             sim_prefetch(k->ahead[g] + (uint64_t)part * step, step);
-            qk_eight(is_int4p, dim, k->group[g].codes + part * LINE, m->bytes[0] + token, &wide, q->dim / dim, rows,
-                     unit + part * LANES, x + (uint64_t)first * SIM_TILE + token);
+            qk_eight(is_int4p, dim, k->group[g].codes + part * LINE, m->bytes[0] + token, wide->words, starts, blocks,
+                     rows, unit + part * LANES, x + token);
         }
     }
 }
 
-UNROLLED void qk_format(int is_int4p, uint32_t dim, const sim_coded *k, const sim_rows *q, float *x)
+UNROLLED void qk_int4p(const sim_coded *k, const multipliers *m, const wide_rows *wide, uint32_t rows, uint32_t step,
+                       float *x)
 {
-    multipliers m;
-    multipliers_of(k, &m);
-    for (uint32_t first = 0; first < q->count; first += ROWS_MAX) {
-#define CALL(n) qk_rows(is_int4p, dim, k, &m, q, first, n, x)
-        FOR_ROWS(rows_from(q->count, first), CALL)
-#undef CALL
+    qk_rows(1, BLOCK, k, m, wide, wide->int4p, rows, step, x);
+}
+
+UNROLLED void qk_mxfp4_16(const sim_coded *k, const multipliers *m, const wide_rows *wide, uint32_t rows,
+                          uint32_t step, float *x)
+{
+    qk_rows(0, BLOCK, k, m, wide, wide->mxfp4_16, rows, step, x);
+}
+
+UNROLLED void qk_mxfp4(const sim_coded *k, const multipliers *m, const wide_rows *wide, uint32_t rows, uint32_t step,
+                       float *x)
+{
+    qk_rows(0, 2u * BLOCK, k, m, wide, wide->mxfp4, rows, step, x);
+}
+
+/* `rows` rows from row `first` on. */
+static void qk_some(const sim_coded *k, const multipliers *m, const wide_rows *wide, uint32_t rows, uint32_t step,
+                    float *x)
+{
+#define INT4P(n) qk_int4p(k, m, wide, n, step, x)
+#define MXFP4(n) qk_mxfp4(k, m, wide, n, step, x)
+#define MXFP4_16(n) qk_mxfp4_16(k, m, wide, n, step, x)
+    if (k->group[0].format == NBL_INT4P) {
+        FOR_ROWS(rows, INT4P)
+    } else if (k->group[0].format == NBL_MXFP4) {
+        FOR_ROWS(rows, MXFP4)
+    } else {
+        FOR_ROWS(rows, MXFP4_16)
     }
+#undef INT4P
+#undef MXFP4
+#undef MXFP4_16
 }
 
 void sim_avx2_coded_qk(const sim_coded *k, const sim_rows *q, float *x)
 {
-    switch (k->group[0].format) {
-    case NBL_INT4P: qk_format(1, 16, k, q, x); break;
-    case NBL_MXFP4_16: qk_format(0, 16, k, q, x); break;
-    default: qk_format(0, 32, k, q, x); break;
+    const wide_rows *wide = q->wide;
+    uint32_t step = k->ahead_bytes / PARTS;
+    multipliers m;
+    multipliers_of(k, &m);
+    for (uint32_t first = 0; first < q->count; first += ROWS_MAX, ++wide, step = 0) {
+        qk_some(k, &m, wide, rows_from(q->count, first), step, x + (uint64_t)first * SIM_TILE);
     }
 }
 
@@ -267,7 +300,7 @@ static inline __m256i pair_order(const uint8_t *bytes)
 typedef struct weights {
     int16_t p[ROWS_MAX][SIM_TILE];
     int16_t w[ROWS_MAX][SIM_TILE]; /* of a block */
-    int32_t start[ROWS_MAX];       /* -8 * the sum of W */
+    int32_t start[ROWS_MAX];       /* -8 * the sum of W, for int4p */
 } weights;
 
 UNROLLED void load_weights(const uint8_t *p, uint32_t rows, uint32_t tokens, weights *out)
@@ -291,8 +324,8 @@ UNROLLED void sums_times_minus_8(const __m256i *words, int32_t *out)
                      _mm_add_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1)));
 }
 
-/* W of a block, whose multipliers are at `m`, and what sums start at. Eight W are less than 2^15. */
-UNROLLED void scale_weights(const uint8_t *m, uint32_t rows, uint32_t tokens, weights *out)
+/* W of a block, whose multipliers are at `m`, and, for int4p, what sums start at. Eight W are less than 2^15. */
+UNROLLED void scale_weights(int is_int4p, const uint8_t *m, uint32_t rows, uint32_t tokens, weights *out)
 {
     __m256i sums[ROWS_MAX];
     for (uint32_t r = 0; r < ROWS_MAX; ++r) {
@@ -308,7 +341,9 @@ UNROLLED void scale_weights(const uint8_t *m, uint32_t rows, uint32_t tokens, we
             sums[r] = _mm256_add_epi16(sums[r], _mm256_add_epi16(first, second));
         }
     }
-    sums_times_minus_8(sums, out->start);
+    if (is_int4p) {
+        sums_times_minus_8(sums, out->start);
+    }
 }
 
 static inline __m256i broadcast_pair(const int16_t *w)
@@ -437,10 +472,10 @@ UNROLLED void pv_rows(int is_int4p, uint32_t dim, const sim_coded *v, const mult
     weights w;
     load_weights(p, rows, tokens, &w);
     for (uint32_t line = 0; line < lines; line += 2u) {
-        scale_weights(m->bytes[dim == 16u ? line : line / 2u], rows, tokens, &w);
+        scale_weights(is_int4p, m->bytes[dim == 16u ? line : line / 2u], rows, tokens, &w);
         pv_block(is_int4p, 0, v, line, step, &w, o, b, rows);
         if (dim == 16u) {
-            scale_weights(m->bytes[line + 1u], rows, tokens, &w);
+            scale_weights(is_int4p, m->bytes[line + 1u], rows, tokens, &w);
         }
         pv_block(is_int4p, 1, v, line, step, &w, o, b, rows);
     }

@@ -68,6 +68,7 @@ typedef struct scratch {
     int32_t *offsets; /* of sim_rows */
     int32_t *bias;    /* of sim_rows */
     int8_t *q;        /* [rows][k_dim] */
+    void *wide;       /* of sim_rows */
     float *x;         /* [ROWS_STEP][128] */
     uint8_t *p;       /* [ROWS_STEP][128] */
     float *o;         /* [rows][v_dim] of the chunk */
@@ -118,7 +119,7 @@ static uint64_t scratch_bytes(const plan *p)
     return aligned(sizeof(scratch)) + aligned((uint64_t)SIM_TILE * p->k_dim) + aligned((uint64_t)SIM_TILE * p->v_dim) +
            2u * aligned(rows * p->k_dim) + aligned(rows * p->k_dim / SIM_BLOCK * sizeof(int32_t)) +
            aligned(rows * sizeof(int32_t)) + aligned(ROWS_STEP * SIM_TILE * sizeof(float)) +
-           aligned(ROWS_STEP * SIM_TILE) + 2u * aligned(rows * p->v_dim * sizeof(float)) +
+           aligned(ROWS_STEP * SIM_TILE) + SIM_WIDE_BYTES + 2u * aligned(rows * p->v_dim * sizeof(float)) +
            aligned(sim_float_scratch_bytes(p->k_dim, p->v_dim, p->block_rows));
 }
 
@@ -196,6 +197,7 @@ static scratch *scratch_of(const call *c, uint32_t thread)
     s->words = carve(&at, (uint64_t)p->block_rows * p->k_dim);
     s->offsets = carve(&at, (uint64_t)p->block_rows * p->k_dim / SIM_BLOCK * sizeof(int32_t));
     s->bias = carve(&at, (uint64_t)p->block_rows * sizeof(int32_t));
+    s->wide = carve(&at, SIM_WIDE_BYTES);
     s->x = carve(&at, (uint64_t)ROWS_STEP * SIM_TILE * sizeof(float));
     s->p = carve(&at, (uint64_t)ROWS_STEP * SIM_TILE);
     s->o = carve(&at, (uint64_t)p->block_rows * p->v_dim * sizeof(float));
@@ -495,7 +497,8 @@ static sim_rows rows_from(const item *it, uint32_t first)
                      s->words + first * dim / 4u,
                      s->offsets + first * dim / SIM_BLOCK,
                      s->bias + first,
-                     s->q + (uint64_t)first * dim};
+                     s->q + (uint64_t)first * dim,
+                     s->wide};
     return rows;
 }
 
@@ -535,6 +538,11 @@ static void item_queries(item *it)
         sim_rows rows = rows_from(it, first);
         sim_rows_pack(rows.codes, rows.count, rows.dim, s->words + first * rows.dim / 4u,
                       s->offsets + first * rows.dim / SIM_BLOCK, s->bias + first);
+    }
+    const sim_isa *isa = c->device->isa;
+    if (isa->coded_widen != NULL && it->rows <= isa->coded_rows) {
+        sim_rows rows = rows_from(it, 0);
+        isa->coded_widen(&rows, s->wide);
     }
 }
 
@@ -944,12 +952,10 @@ static cut cut_of(const call *c)
     return k;
 }
 
-/* Neighbouring items that a thread takes at once: chunks of a block share their queries and prefetches, if enough are
- * left for the others. */
-static int64_t grain_of(const call *c, int64_t items)
+/* Most neighbouring items that a thread takes at once: chunks of a block share their queries and prefetches. */
+static int64_t grain_of(const call *c)
 {
-    int64_t fair = items / (8 * (int64_t)sim_team_size(c->device->team));
-    return c->plan.split ? max_i64(1, min_i64(fair, c->plan.chunks)) : 1;
+    return c->plan.split ? max_i64(1, c->plan.chunks) : 1;
 }
 
 static void run_items(void *context, uint32_t thread, sim_parts *parts)
@@ -1096,8 +1102,7 @@ nbl_status sim_attend(nbl_device *device, const nbl_attend_args *args, nbl_error
     float sm_scale = args->sm_scale != 0.0f ? args->sm_scale : default_scale(c.shape->k_dim);
     c.c = args->soft_cap != 0.0f ? sm_scale / args->soft_cap : sm_scale * NBL_LOG2E;
     c.cap = args->soft_cap != 0.0f ? args->soft_cap * NBL_LOG2E : 0.0f;
-    int64_t items = cut_of(&c).items;
-    sim_team_run(device->team, items, grain_of(&c, items), run_items, &c);
+    sim_team_run_guided(device->team, cut_of(&c).items, grain_of(&c), run_items, &c);
     fill_empty_states(&c);
     sim_fp_leave(saved);
     return NBL_OK;

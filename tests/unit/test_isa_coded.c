@@ -99,12 +99,16 @@ static void check_qk(const sim_isa *isa, const stored_tile *stored, uint32_t row
     float *expected = support_alloc(x_bytes);
     sim_tile *tile = decoded(stored, true);
     int32_t bias[SIM_ROWS_MAX];
-    sim_rows q = {rows, dim, words, offsets, bias, codes};
+    uint8_t *wide = support_alloc(SIM_WIDE_BYTES);
+    sim_rows q = {rows, dim, words, offsets, bias, codes, wide};
     uint32_t extreme = random_index(seed, 4);
     for (uint32_t i = 0; i < rows * dim; i++) {
         codes[i] = (int8_t)(extreme == 0 ? 127 : extreme == 1 ? -127 : (int32_t)random_index(seed, 255) - 127);
     }
     sim_rows_pack(codes, rows, dim, words, offsets, bias);
+    if (isa->coded_widen != NULL) {
+        isa->coded_widen(&q, wide);
+    }
     sim_isa_scalar.dot_qk(tile, &q, expected);
     isa->coded_qk(&stored->coded, &q, x);
     for (uint32_t r = 0; r < rows; r++) {
@@ -119,6 +123,7 @@ static void check_qk(const sim_isa *isa, const stored_tile *stored, uint32_t row
     guarded_free(x, x_bytes);
     guarded_free(codes, (uint64_t)rows * dim);
     free(expected);
+    free(wide);
     free(words);
     free(offsets);
 }

@@ -70,7 +70,7 @@ static void check_qk(const sim_isa *isa, uint32_t groups, uint32_t dim, uint32_t
     int32_t *words = support_alloc((uint64_t)rows * dim);
     int32_t *offsets = support_alloc((uint64_t)rows * dim / SIM_BLOCK * sizeof *offsets);
     int32_t bias[SIM_ROWS_MAX];
-    sim_rows q_rows = {rows, dim, words, offsets, bias, q};
+    sim_rows q_rows = {rows, dim, words, offsets, bias, q, NULL};
     uint64_t bytes = (uint64_t)rows * SIM_TILE * sizeof(float);
     float *x = guarded_alloc(bytes);
     for (uint32_t i = 0; i < groups * SIM_GROUP * dim; i++) {

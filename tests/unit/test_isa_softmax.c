@@ -580,7 +580,7 @@ ISA_TEST(isa_softmax, rows_from_their_codes)
             expected[r] = expect(trials[r]);
         }
         together *all = together_alloc(trials, expected, count);
-        const sim_rows rows = {count, QK_DIM, NULL, NULL, bias, q};
+        const sim_rows rows = {count, QK_DIM, NULL, NULL, bias, q, NULL};
         uint32_t done = isa->qk_softmax_rows(tile, &rows, all->rows, x, all->p, all->b);
         cr_assert(done == all->stay || (done == 0 && count < QK_ROWS), "%u of %u rows were done, %u stay", done, count,
                   all->stay);
