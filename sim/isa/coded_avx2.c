@@ -300,7 +300,7 @@ static inline __m256i pair_order(const uint8_t *bytes)
 typedef struct weights {
     int16_t p[ROWS_MAX][SIM_TILE];
     int16_t w[ROWS_MAX][SIM_TILE]; /* of a block */
-    int32_t start[ROWS_MAX];       /* -8 * the sum of W, for int4p */
+    int32_t start[ROWS_MAX];       /* what sums of int4p start at */
 } weights;
 
 UNROLLED void load_weights(const uint8_t *p, uint32_t rows, uint32_t tokens, weights *out)
@@ -312,20 +312,21 @@ UNROLLED void load_weights(const uint8_t *p, uint32_t rows, uint32_t tokens, wei
     }
 }
 
-/* Every row's sum of all words, times -8. */
-UNROLLED void sums_times_minus_8(const __m256i *words, int32_t *out)
+/* Every row's sum of all words, times `factor`. */
+UNROLLED void sums_times(const __m256i *words, int16_t factor, int32_t *out)
 {
     __m256i dwords[ROWS_MAX];
     for (uint32_t r = 0; r < ROWS_MAX; ++r) {
-        dwords[r] = _mm256_madd_epi16(words[r], _mm256_set1_epi16(-8));
+        dwords[r] = _mm256_madd_epi16(words[r], _mm256_set1_epi16(factor));
     }
     __m256i all = _mm256_hadd_epi32(_mm256_hadd_epi32(dwords[0], dwords[1]), _mm256_hadd_epi32(dwords[2], dwords[3]));
     _mm_storeu_si128((__m128i *)(void *)out,
                      _mm_add_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1)));
 }
 
-/* W of a block, whose multipliers are at `m`, and, for int4p, what sums start at. Eight W are less than 2^15. */
-UNROLLED void scale_weights(int is_int4p, const uint8_t *m, uint32_t rows, uint32_t tokens, weights *out)
+/* W of a block, whose multipliers are at `m`, and their sums times `factor`, if that is not 0. Eight W are less than
+ * 2^15. */
+UNROLLED void scale_weights(const uint8_t *m, int16_t factor, uint32_t rows, uint32_t tokens, weights *out)
 {
     __m256i sums[ROWS_MAX];
     for (uint32_t r = 0; r < ROWS_MAX; ++r) {
@@ -341,8 +342,8 @@ UNROLLED void scale_weights(int is_int4p, const uint8_t *m, uint32_t rows, uint3
             sums[r] = _mm256_add_epi16(sums[r], _mm256_add_epi16(first, second));
         }
     }
-    if (is_int4p) {
-        sums_times_minus_8(sums, out->start);
+    if (factor != 0) {
+        sums_times(sums, factor, out->start);
     }
 }
 
@@ -399,24 +400,25 @@ UNROLLED void int4p_add(uint32_t half, uint32_t odd, const sim_coded *v, uint32_
     }
 }
 
-/* 2^8 times the sums for low nibbles, 2^4 times for high ones: those of the tokens whose codes have the smaller factor
+/* A code at its place in a word is 2^8 (low nibbles of odd tokens) or 2^4 (high nibbles of even ones) times itself: these
  * come first. |A| < 2^22 (NUM 5.4), so that they fit. */
+#define INT4P_SHIFT(half) ((half) == 0 ? 8 : 4)
+#define INT4P_START(half) (-8 * (1 << INT4P_SHIFT(half))) /* times the sum of W */
+
 UNROLLED void int4p_sums(uint32_t half, const sim_coded *v, uint32_t line, const weights *w, uint32_t rows,
                          block_sums *sums)
 {
-    const int shift = half == 0 ? 8 : 4;
     for (uint32_t r = 0; r < rows; ++r) {
         sums->of[r][0] = sums->of[r][1] = _mm256_set1_epi32(w->start[r]);
     }
-    int4p_add(half, half, v, line, w, rows, sums);
-    for (uint32_t r = 0; r < rows; ++r) {
-        sums->of[r][0] = _mm256_slli_epi32(sums->of[r][0], shift);
-        sums->of[r][1] = _mm256_slli_epi32(sums->of[r][1], shift);
-    }
     int4p_add(half, 1u - half, v, line, w, rows, sums);
+    for (uint32_t r = 0; r < rows; ++r) {
+        sums->of[r][0] = _mm256_srai_epi32(sums->of[r][0], INT4P_SHIFT(half));
+        sums->of[r][1] = _mm256_srai_epi32(sums->of[r][1], INT4P_SHIFT(half));
+    }
+    int4p_add(half, half, v, line, w, rows, sums);
 }
 
-/* 2^8 times the sums. */
 UNROLLED void mxfp4_sums(uint32_t half, const sim_coded *v, uint32_t line, const weights *w, uint32_t rows,
                          block_sums *sums)
 {
@@ -433,6 +435,10 @@ UNROLLED void mxfp4_sums(uint32_t half, const sim_coded *v, uint32_t line, const
             add_lines(even, w, g * SIM_GROUP + t, rows, sums);
             add_lines(odd, w, g * SIM_GROUP + t + 2u, rows, sums);
         }
+    }
+    for (uint32_t r = 0; r < rows; ++r) {
+        sums->of[r][0] = _mm256_srai_epi32(sums->of[r][0], 8);
+        sums->of[r][1] = _mm256_srai_epi32(sums->of[r][1], 8);
     }
 }
 
@@ -457,8 +463,8 @@ UNROLLED void pv_block(int is_int4p, uint32_t half, const sim_coded *v, uint32_t
     }
     for (uint32_t r = 0; r < rows; ++r) {
         float *to = o[r] + 16u * (line + half);
-        add_output(to, _mm256_srai_epi32(sums.of[r][0], is_int4p && half != 0 ? 4 : 8), b[r]);
-        add_output(to + LANES, _mm256_srai_epi32(sums.of[r][1], is_int4p && half != 0 ? 4 : 8), b[r]);
+        add_output(to, sums.of[r][0], b[r]);
+        add_output(to + LANES, sums.of[r][1], b[r]);
     }
 }
 
@@ -472,10 +478,10 @@ UNROLLED void pv_rows(int is_int4p, uint32_t dim, const sim_coded *v, const mult
     weights w;
     load_weights(p, rows, tokens, &w);
     for (uint32_t line = 0; line < lines; line += 2u) {
-        scale_weights(is_int4p, m->bytes[dim == 16u ? line : line / 2u], rows, tokens, &w);
+        scale_weights(m->bytes[dim == BLOCK ? line : line / 2u], is_int4p ? INT4P_START(0) : 0, rows, tokens, &w);
         pv_block(is_int4p, 0, v, line, step, &w, o, b, rows);
-        if (dim == 16u) {
-            scale_weights(is_int4p, m->bytes[line + 1u], rows, tokens, &w);
+        if (dim == BLOCK) {
+            scale_weights(m->bytes[line + 1u], is_int4p ? INT4P_START(1) : 0, rows, tokens, &w);
         }
         pv_block(is_int4p, 1, v, line, step, &w, o, b, rows);
     }
@@ -496,8 +502,8 @@ UNROLLED void pv_format(int is_int4p, uint32_t dim, const sim_coded *v, const ui
 void sim_avx2_coded_pv(const sim_coded *v, const uint8_t *p, float *const *o, const float *b, uint32_t rows)
 {
     switch (v->group[0].format) {
-    case NBL_INT4P: pv_format(1, 16, v, p, o, b, rows); break;
-    case NBL_MXFP4_16: pv_format(0, 16, v, p, o, b, rows); break;
-    default: pv_format(0, 32, v, p, o, b, rows); break;
+    case NBL_INT4P: pv_format(1, BLOCK, v, p, o, b, rows); break;
+    case NBL_MXFP4_16: pv_format(0, BLOCK, v, p, o, b, rows); break;
+    default: pv_format(0, 2u * BLOCK, v, p, o, b, rows); break;
     }
 }
