@@ -8,36 +8,19 @@
 
 #include "page.h"
 
-/* The head's part of the index-th page of the sequence. */
-static sim_part part_in_page(const sim_source *source, uint32_t index, enum nbl_kind kind)
+/* The head's part of the page that holds a position. */
+static sim_part part_of(const sim_source *source, uint32_t position, enum nbl_kind kind)
 {
-    uint32_t page = (uint32_t)source->page_table[index];
+    uint32_t page = (uint32_t)source->page_table[position / source->pool->shape->page_tokens];
     const nbl_region *region = nbl_layout_region_find(source->pool, page);
     return sim_part_in(source->pool->shape, region, &source->layouts[region - source->pool->regions], source->layer,
                        page, kind, source->head);
-}
-
-static sim_part part_of(const sim_source *source, uint32_t position, enum nbl_kind kind)
-{
-    return part_in_page(source, position / source->pool->shape->page_tokens, kind);
 }
 
 static uint32_t tokens_in_group(const sim_source *source, uint32_t first)
 {
     uint32_t left = source->kv_len - first;
     return left < SIM_GROUP ? left : SIM_GROUP;
-}
-
-/* The group at `offset` of a page, where page_tokens is a multiple of 32: full groups have the layout of sim_group. */
-static sim_group group_in_page(const sim_part *part, uint32_t offset)
-{
-    sim_group group;
-    group.format = part->format;
-    group.dim = part->dim;
-    group.codes = part->codes + (uint64_t)offset * nbl_layout_code_bytes(part->format, part->dim);
-    group.scales = part->scales + offset;
-    group.plane_stride = part->page_tokens;
-    return group;
 }
 
 /* Copies a run of tokens that lie side by side in one group of a page to place `to` of a full group. K: words of 4
@@ -132,13 +115,50 @@ static uint32_t groups_in_tile(const sim_source *source, uint32_t index)
     return left >= SIM_TILE ? SIM_GROUPS : (left + SIM_GROUP - 1u) / SIM_GROUP;
 }
 
+/* What pages of a region have in common. */
+typedef struct paging {
+    const nbl_region *region;
+    const nbl_page_layout *layout;
+    uint32_t format;
+    uint32_t dim;
+    uint32_t token_bytes; /* of codes */
+    uint32_t planes;      /* of scales */
+} paging;
+
+static paging paging_of(const sim_source *source, const nbl_region *region, enum nbl_kind kind)
+{
+    const nbl_kv_shape *shape = source->pool->shape;
+    paging p;
+    p.region = region;
+    p.layout = &source->layouts[region - source->pool->regions];
+    p.format = kind == NBL_KIND_K ? region->k_format : region->v_format;
+    p.dim = kind == NBL_KIND_K ? shape->k_dim : shape->v_dim;
+    p.token_bytes = nbl_layout_code_bytes(p.format, p.dim);
+    p.planes = nbl_layout_scale_planes(p.format, p.dim);
+    return p;
+}
+
+/* The group at `offset` of a page, where page_tokens is a multiple of 32: full groups have the layout of sim_group. */
+static sim_group group_in_page(const sim_source *source, const paging *p, uint32_t page, enum nbl_kind kind,
+                               uint32_t offset)
+{
+    sim_group group;
+    group.format = p->format;
+    group.dim = p->dim;
+    group.codes = nbl_layout_codes(p->region, p->layout, source->layer, page, kind, source->head) +
+                  (uint64_t)offset * p->token_bytes;
+    group.scales = nbl_layout_scales(p->region, p->layout, source->layer, page, kind, source->head) + offset;
+    group.plane_stride = source->pool->shape->page_tokens;
+    return group;
+}
+
 /* Asks for the scales of some groups side by side; unlike their codes, no dot product does. */
-static void prefetch_scales(const sim_group *group, uint32_t groups)
+static void prefetch_scales(const sim_group *group, uint32_t planes, uint32_t groups)
 {
     const uint8_t *const end = group->scales + groups * SIM_GROUP;
-    const uint64_t bytes = nbl_layout_scale_planes(group->format, group->dim) * group->plane_stride;
     for (const uint8_t *token = group->scales; token < end; token += SIM_CACHE_LINE) {
-        for (const uint8_t *at = token; at < token + bytes; at += group->plane_stride) {
+        const uint8_t *at = token;
+        for (uint32_t plane = 0; plane < planes; ++plane, at += group->plane_stride) {
             __builtin_prefetch(at);
         }
     }
@@ -148,22 +168,25 @@ static void prefetch_scales(const sim_group *group, uint32_t groups)
 static void find_in_pages(const sim_source *source, uint32_t start, enum nbl_kind kind, sim_coded *coded)
 {
     const uint32_t page_tokens = source->pool->shape->page_tokens;
-    uint32_t page = start / page_tokens;
+    const int32_t *table = source->page_table + start / page_tokens;
     uint32_t offset = start % page_tokens;
-    for (uint32_t g = 0; g < coded->count; ++page, offset = 0) {
+    paging p = {0};
+    for (uint32_t g = 0; g < coded->count; ++table, offset = 0) {
         const uint32_t left = (page_tokens - offset) / SIM_GROUP;
         const uint32_t here = left < coded->count - g ? left : coded->count - g;
-        const sim_part part = part_in_page(source, page, kind);
-        const uint32_t bytes = SIM_GROUP * nbl_layout_code_bytes(part.format, part.dim);
-        sim_group group = group_in_page(&part, offset);
-        prefetch_scales(&group, here);
+        const nbl_region *region = nbl_layout_region_find(source->pool, *table);
+        if (region != p.region) {
+            p = paging_of(source, region, kind);
+        }
+        sim_group group = group_in_page(source, &p, (uint32_t)*table, kind, offset);
+        prefetch_scales(&group, p.planes, here);
         for (const uint32_t end = g + here; g < end; ++g) {
             coded->group[g] = group;
             coded->ahead[g] = group.codes;
-            group.codes += bytes;
+            group.codes += SIM_GROUP * p.token_bytes;
             group.scales += SIM_GROUP;
         }
-        coded->uniform &= part.format == coded->group[0].format;
+        coded->uniform &= p.format == coded->group[0].format;
     }
 }
 
