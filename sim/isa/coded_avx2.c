@@ -3,9 +3,9 @@
  * @file coded_avx2.c
  * @brief Dot products straight from the stored codes of the 4-bit formats, for AVX2 without VNNI.
  *
- * K: unsigned codes (q + 8, or 2 * e2m1 + 12 by a lookup) times signed query codes by VPMADDUBSW, the elements of a block
- * in two 16-bit sums for a token. Each starts at minus the offset times the sum of its query codes; with it none leaves
- * 12 * 16 * 127 < 2^15. VPMADDWD with (m, m), or (2^s, 2^s), adds both and scales the block.
+ * K: unsigned codes (q + 8, or 2 * e2m1 + 12 by a lookup) times signed query codes by VPMADDUBSW, the elements of a
+ * block in two 16-bit sums for a token. Each starts at minus the offset times the sum of its query codes; with it none
+ * leaves 12 * 16 * 127 < 2^15. VPMADDWD with (m, m), or (2^s, 2^s), adds both and scales the block.
  *
  * V: the scale varies along the sum, so it goes into the weights: W = P * m <= 4080 once per row, block and token.
  * Codes become words, even and odd tokens apart, for VPMADDWD with pairs (0, 2) and (1, 3) of W. Those of int4p stay
@@ -243,8 +243,8 @@ UNROLLED void qk_int4p(const sim_coded *k, const multipliers *m, const wide_rows
     qk_rows(1, BLOCK, k, m, wide, wide->int4p, rows, step, x);
 }
 
-UNROLLED void qk_mxfp4_16(const sim_coded *k, const multipliers *m, const wide_rows *wide, uint32_t rows,
-                          uint32_t step, float *x)
+UNROLLED void qk_mxfp4_16(const sim_coded *k, const multipliers *m, const wide_rows *wide, uint32_t rows, uint32_t step,
+                          float *x)
 {
     qk_rows(0, BLOCK, k, m, wide, wide->mxfp4_16, rows, step, x);
 }
@@ -400,8 +400,8 @@ UNROLLED void int4p_add(uint32_t half, uint32_t odd, const sim_coded *v, uint32_
     }
 }
 
-/* A code at its place in a word is 2^8 (low nibbles of odd tokens) or 2^4 (high nibbles of even ones) times itself: these
- * come first. |A| < 2^22 (NUM 5.4), so that they fit. */
+/* A code at its place in a word is 2^8 (low nibbles of odd tokens) or 2^4 (high nibbles of even ones) times itself:
+ * these come first. |A| < 2^22 (NUM 5.4), so that they fit. */
 #define INT4P_SHIFT(half) ((half) == 0 ? 8 : 4)
 #define INT4P_START(half) (-8 * (1 << INT4P_SHIFT(half))) /* times the sum of W */
 

@@ -611,8 +611,8 @@ static void tile_pv(item *it, float *const *o, const float *b, uint32_t active)
     }
 }
 
-/* K and V of a tile. Where finding is cheap, those of the next tile are found too, so that their scales are on their way;
- * while K is worked on, V is asked for, and K of the next tile in turn. */
+/* K and V of a tile. Where finding is cheap, those of the next tile are found too, so that their scales are on their
+ * way; while K is worked on, V is asked for, and K of the next tile in turn. */
 static void find_tile(item *it, uint32_t index)
 {
     scratch *s = it->scratch;
