@@ -59,9 +59,9 @@ static float all_logits(const sim_row_tile *row, float base, float *t)
     return largest_lane(most);
 }
 
-/* p, 0 where it is below 2^-126. u = t - m + GRID: its bits, shifted, are those of t - m = E + f with E in the place of
- * an exponent. With g = 1 + f they exceed those of 2^(t - m) by the mantissa of 1 + g - 2^(g - 1), which is little above
- * 1; -4 times that has an exponent that puts the rest right. */
+/* p, 0 where it is below 2^-126. u = t - m + GRID: its bits, shifted, are those of t - m = E + f with E in the place
+ * of an exponent. With g = 1 + f they exceed those of 2^(t - m) by the mantissa of 1 + g - 2^(g - 1), which is little
+ * above 1; -4 times that has an exponent that puts the rest right. */
 UNROLLED __m256 grid_exp2(__m256 u)
 {
     __m256i bits = _mm256_slli_epi32(_mm256_castps_si256(u), 15);
