@@ -36,6 +36,13 @@ static uint32_t count_lanes(__m256i mask)
     return (uint32_t)__builtin_popcount((uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(mask)));
 }
 
+static uint32_t sum_of_lanes(__m256i x)
+{
+    __m128i half = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4e));
+    return (uint32_t)_mm_cvtsi128_si32(_mm_add_epi32(half, _mm_shuffle_epi32(half, 0xb1)));
+}
+
 static __m256 load_eight(const uint8_t *from, uint32_t dtype)
 {
     if (dtype == NBL_F32) {
@@ -47,18 +54,30 @@ static __m256 load_eight(const uint8_t *from, uint32_t dtype)
     return _mm256_cvtph_ps(load_half(from));
 }
 
+/* All elements as they are; the largest magnitude of each lane is returned. */
+UNROLLED __m256i load_all(const uint8_t *from, uint32_t dtype, uint32_t dim, float *x)
+{
+    const uint32_t bytes = dtype == NBL_F32 ? 4u : 2u;
+    __m256i largest = _mm256_setzero_si256();
+    for (uint32_t d = 0; d < dim; d += LANES, from += LANES * bytes) {
+        __m256 eight = load_eight(from, dtype);
+        _mm256_storeu_ps(x + d, eight);
+        largest = _mm256_max_epi32(largest, magnitude_bits(eight));
+    }
+    return largest;
+}
+
 /* NUM 3.1; what is out of range is rare and goes through the plain function. */
 static void load_row(const uint8_t *from, uint32_t dtype, uint32_t dim, float *x, nbl_quant_stats *stats)
 {
     const __m256i most = _mm256_set1_epi32((int)nbl_bits_of(NBL_INPUT_MAX));
-    uint32_t bytes = dtype == NBL_F32 ? 4u : 2u;
-    __m256i beyond = _mm256_setzero_si256();
-    for (uint32_t d = 0; d < dim; d += LANES) {
-        __m256 eight = load_eight(from + d * bytes, dtype);
-        _mm256_storeu_ps(x + d, eight);
-        beyond = _mm256_or_si256(beyond, _mm256_cmpgt_epi32(magnitude_bits(eight), most));
+    __m256i largest;
+    switch (dtype) {
+    case NBL_F32: largest = load_all(from, NBL_F32, dim, x); break;
+    case NBL_BF16: largest = load_all(from, NBL_BF16, dim, x); break;
+    default: largest = load_all(from, NBL_F16, dim, x); break;
     }
-    if (count_lanes(beyond) != 0) {
+    if (count_lanes(_mm256_cmpgt_epi32(largest, most)) != 0) {
         for (uint32_t d = 0; d < dim; ++d) {
             x[d] = nbl_sanitize(x[d], stats);
         }
@@ -94,21 +113,52 @@ static void store_row(uint8_t *to, uint32_t dtype, uint32_t dim, const float *x)
 
 /* ------------------------------------------------------------------------------------------------ transforms */
 
-/* a + b in the lanes of a, a - b in those of b, whose sign `minus` flips; `swapped` holds the partners. */
-static __m256 butterfly(__m256 x, __m256 swapped, __m256i minus)
+#define REGISTERS_MAX 8u /* of a rotation that stays in registers */
+
+/* a + b in the lanes of a, a - b in those of b, where sign is -1; swapped holds the partners. The product is exact. */
+UNROLLED __m256 butterfly(__m256 x, __m256 swapped, __m256 sign)
 {
-    return _mm256_add_ps(swapped, _mm256_xor_ps(x, _mm256_castsi256_ps(minus)));
+    return _mm256_fmadd_ps(x, sign, swapped);
 }
 
 /* The steps h = 1, 2, 4 inside a register. */
-static void hadamard_8(float *x)
+UNROLLED __m256 hadamard_8(__m256 v)
 {
-    const int32_t sign = INT32_MIN;
-    __m256 v = _mm256_loadu_ps(x);
-    v = butterfly(v, _mm256_permute_ps(v, 0xb1), _mm256_setr_epi32(0, sign, 0, sign, 0, sign, 0, sign));
-    v = butterfly(v, _mm256_permute_ps(v, 0x4e), _mm256_setr_epi32(0, 0, sign, sign, 0, 0, sign, sign));
-    v = butterfly(v, _mm256_permute2f128_ps(v, v, 1), _mm256_setr_epi32(0, 0, 0, 0, sign, sign, sign, sign));
-    _mm256_storeu_ps(x, v);
+    v = butterfly(v, _mm256_permute_ps(v, 0xb1), _mm256_setr_ps(1, -1, 1, -1, 1, -1, 1, -1));
+    v = butterfly(v, _mm256_permute_ps(v, 0x4e), _mm256_setr_ps(1, 1, -1, -1, 1, 1, -1, -1));
+    return butterfly(v, _mm256_permute2f128_ps(v, v, 1), _mm256_setr_ps(1, 1, 1, 1, -1, -1, -1, -1));
+}
+
+/* A block of `registers` (a constant power of two up to 8) times 8 elements. */
+UNROLLED void hadamard_block(float *x, uint32_t registers)
+{
+    __m256 v[REGISTERS_MAX];
+    for (uint32_t i = 0; i < registers; ++i) {
+        v[i] = hadamard_8(_mm256_loadu_ps(x + i * LANES));
+    }
+    for (uint32_t h = 1; h < registers; h *= 2u) {
+        for (uint32_t i = 0; i < registers; ++i) {
+            if ((i & h) == 0) {
+                __m256 a = v[i];
+                v[i] = _mm256_add_ps(a, v[i + h]);
+                v[i + h] = _mm256_sub_ps(a, v[i + h]);
+            }
+        }
+    }
+    for (uint32_t i = 0; i < registers; ++i) {
+        _mm256_storeu_ps(x + i * LANES, v[i]);
+    }
+}
+
+/* All steps of a block of up to 64 elements. */
+static void hadamard_in_registers(float *x, uint32_t n)
+{
+    switch (n) {
+    case 8: hadamard_block(x, 1); break;
+    case 16: hadamard_block(x, 2); break;
+    case 32: hadamard_block(x, 4); break;
+    default: hadamard_block(x, 8); break;
+    }
 }
 
 /* The step h on eight pairs. */
@@ -137,9 +187,13 @@ static void hadamard_two_steps(float *x, size_t h)
 static void hadamard(float *x, uint32_t dim, uint32_t n)
 {
     const float *end = x + dim;
-    size_t h = LANES;
-    for (float *at = x; n != 0 && at < end; at += LANES) {
-        hadamard_8(at);
+    const uint32_t inside = n < REGISTERS_MAX * LANES ? n : REGISTERS_MAX * LANES;
+    size_t h = inside;
+    if (n == 0) {
+        return;
+    }
+    for (float *at = x; at < end; at += inside) {
+        hadamard_in_registers(at, inside);
     }
     for (; 4u * h <= n; h *= 4u) {
         for (float *first = x; first < end; first += 4u * h) {
@@ -169,16 +223,6 @@ static float amax_of(const float *x, uint32_t n)
     return nbl_float_of((uint32_t)_mm_cvtsi128_si32(half));
 }
 
-/* RNE_int of eight elements clamped to +-limit; counts what the clamp changes. */
-static __m256i round_clamped(__m256 x, int32_t limit, uint64_t *saturated)
-{
-    const __m256 most = _mm256_set1_ps((float)limit);
-    __m256 rounded = _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m256 clamped = _mm256_max_ps(_mm256_min_ps(rounded, most), _mm256_set1_ps(-(float)limit));
-    *saturated += count_lanes(_mm256_castps_si256(_mm256_cmp_ps(rounded, clamped, _CMP_NEQ_OQ)));
-    return _mm256_cvtps_epi32(clamped);
-}
-
 /* The low bytes of eight dwords of -128..255. */
 static void store_low_bytes(void *to, __m256i dwords)
 {
@@ -188,14 +232,29 @@ static void store_low_bytes(void *to, __m256i dwords)
     _mm_storel_epi64((__m128i *)to, eight);
 }
 
+/* Bytes of four registers of dwords from -128 to 127, in order. */
+static __m256i pack_bytes(const __m256i *dwords)
+{
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    __m256i low = _mm256_packs_epi32(dwords[0], dwords[1]), high = _mm256_packs_epi32(dwords[2], dwords[3]);
+    return _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order);
+}
+
 /* Nothing is beyond the largest code: quantize has seen to it. */
 static void quantize_int8(const float *x, nbl_vector *v, float amax)
 {
     int32_t e = nbl_exponent_for(amax, (float)NBL_INT8_CODE_MAX, NBL_E_MIN, NBL_E_MAX);
     const __m256 inverse = _mm256_set1_ps(nbl_pow2(-e));
-    for (uint32_t d = 0; d < v->dim; d += LANES) {
-        __m256 scaled = _mm256_mul_ps(_mm256_loadu_ps(x + d), inverse);
-        store_low_bytes(v->codes + d, _mm256_cvtps_epi32(scaled));
+    uint32_t d = 0;
+    for (; d + 4u * LANES <= v->dim; d += 4u * LANES) {
+        __m256i q[4];
+        for (uint32_t i = 0; i < 4u; ++i) {
+            q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + d + i * LANES), inverse));
+        }
+        _mm256_storeu_si256((__m256i *)(void *)(v->codes + d), pack_bytes(q));
+    }
+    for (; d < v->dim; d += LANES) {
+        store_low_bytes(v->codes + d, _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + d), inverse)));
     }
     v->scales[0] = nbl_e8m0_encode(e);
 }
@@ -342,18 +401,22 @@ static __m256 choose_multipliers(const __m256 *y)
     return _mm256_blendv_ps(best, m[2], better);
 }
 
-/* Codes of eight blocks; lane b of word i holds elements 4i..4i+3 of block b. */
+/* Codes of eight blocks; lane b of word i holds elements 4i..4i+3 of block b. Counts what the clamp changes. */
 static void block_codes(const __m256 *y, __m256 m, __m256i *words, uint64_t *saturated)
 {
+    const __m256i most = _mm256_set1_epi32(NBL_INT4P_CODE_MAX), least = _mm256_set1_epi32(-NBL_INT4P_CODE_MAX);
     __m256 inverse = _mm256_div_ps(_mm256_set1_ps(1.0f), m);
+    __m256i same = _mm256_setzero_si256();
     for (uint32_t i = 0; i < BLOCK / 4u; ++i) {
-        words[i] = _mm256_setzero_si256();
+        words[i] = _mm256_set1_epi32(0x08080808);
         for (uint32_t j = 0; j < 4u; ++j) {
-            __m256i q = round_clamped(_mm256_mul_ps(y[4u * i + j], inverse), NBL_INT4P_CODE_MAX, saturated);
-            __m256i code = _mm256_add_epi32(q, _mm256_set1_epi32(8));
-            words[i] = _mm256_or_si256(words[i], _mm256_slli_epi32(code, (int)(8u * j)));
+            __m256i q = _mm256_cvtps_epi32(_mm256_mul_ps(y[4u * i + j], inverse));
+            __m256i inside = _mm256_max_epi32(_mm256_min_epi32(q, most), least);
+            same = _mm256_sub_epi32(same, _mm256_cmpeq_epi32(q, inside));
+            words[i] = _mm256_add_epi32(words[i], _mm256_slli_epi32(inside, (int)(8u * j)));
         }
     }
+    *saturated += BLOCK * LANES - sum_of_lanes(same);
 }
 
 /* Four words of eight blocks as sixteen bytes of each block. */
@@ -415,7 +478,7 @@ static void quantize(const float *x, uint32_t dim, uint32_t format, uint32_t rul
     }
     v->format = format;
     v->dim = dim;
-    memset(v->codes, nbl_block_zero_code(format), nbl_layout_dim_padded(dim));
+    memset(v->codes + dim, nbl_block_zero_code(format), nbl_layout_dim_padded(dim) - dim);
     switch (format) {
     case NBL_INT8: quantize_int8(x, v, amax); break;
     case NBL_INT4P: quantize_int4p(x, v, amax, &stats->saturated); break;

@@ -62,7 +62,6 @@ typedef struct scratch {
     sim_coded k; /* of the tile, as stored */
     sim_coded v;
     sim_coded next_k; /* of the tile after it, if that is found */
-    sim_coded next_v;
     sim_tile_buffer k_buffer;
     sim_tile_buffer v_buffer;
     int32_t *words;   /* of sim_rows */
@@ -611,22 +610,19 @@ static void tile_pv(item *it, float *const *o, const float *b, uint32_t active)
     }
 }
 
-/* K and V of a tile. Where finding is cheap, those of the next tile are found too, so that their scales are on their
- * way; while K is worked on, V is asked for, and K of the next tile in turn. */
+/* K and V of a tile; while K is worked on V is asked for, and K of the next tile in turn. */
 static void find_tile(item *it, uint32_t index)
 {
     scratch *s = it->scratch;
     if (it->next_tile == index) {
         s->k = s->next_k;
-        s->v = s->next_v;
     } else {
         sim_tile_find(&it->source, index, NBL_KIND_K, &s->k_buffer, &s->k);
-        sim_tile_find(&it->source, index, NBL_KIND_V, &s->v_buffer, &s->v);
     }
+    sim_tile_find(&it->source, index, NBL_KIND_V, &s->v_buffer, &s->v);
     if (sim_tile_lies_whole(&it->source)) {
         it->next_tile = index + 1u;
         sim_tile_find(&it->source, it->next_tile, NBL_KIND_K, NULL, &s->next_k);
-        sim_tile_find(&it->source, it->next_tile, NBL_KIND_V, NULL, &s->next_v);
         sim_tile_ahead(&s->k, &s->v);
         sim_tile_ahead(&s->v, &s->next_k);
     }
