@@ -214,7 +214,12 @@ static void hadamard(float *x, uint32_t dim, uint32_t n)
 static float amax_of(const float *x, uint32_t n)
 {
     __m256i most = _mm256_setzero_si256();
-    for (uint32_t d = 0; d < n; d += LANES) {
+    uint32_t d = 0;
+    for (; d + 2u * LANES <= n; d += 2u * LANES) {
+        __m256i second = magnitude_bits(_mm256_loadu_ps(x + d + LANES));
+        most = _mm256_max_epi32(most, _mm256_max_epi32(magnitude_bits(_mm256_loadu_ps(x + d)), second));
+    }
+    if (d < n) {
         most = _mm256_max_epi32(most, magnitude_bits(_mm256_loadu_ps(x + d)));
     }
     __m128i half = _mm_max_epi32(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
