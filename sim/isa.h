@@ -25,7 +25,7 @@
 #define SIM_GROUPS (SIM_TILE / SIM_GROUP)
 #define SIM_ROWS_MAX 256u /**< query rows of a work item */
 #define SIM_CACHE_LINE 64u
-#define SIM_BLOCK 16u /**< elements of an offset of sim_rows */
+#define SIM_BLOCK 16u              /**< elements of an offset of sim_rows */
 #define SIM_WIDE_BYTES (64u << 10) /**< that coded_widen takes at most */
 
 /** 32 stored tokens in the layout of a page whose groups are full (F3, F4). */
