@@ -193,6 +193,8 @@ typedef struct attend_params {
      * ended; prepare sets it to 0. */
     uint32_t *ends;
     uint32_t counts_ends; /**< 1: the main step counts its units there, and folds_early */
+
+    uint32_t whole_rows; /**< of a prefill; 1: rows of O are one block of v_hadamard and written 16 bytes at a time */
 } attend_params;
 
 /** Fails if the plugin has no code for the current device. */

@@ -123,6 +123,12 @@ static void narrow_to_prefill(trial *t)
     t->shape.v_dim = world_below(w, 3) == 0 ? world_choice(w, prefill_dims, COUNT(prefill_dims)) : t->shape.k_dim;
     t->shape.k_hadamard = random_hadamard(w, t->shape.k_dim);
     t->shape.v_hadamard = random_hadamard(w, t->shape.v_dim);
+    if (world_below(w, 3) == 0) { /* rows of queries and output that have code of their own */
+        t->shape.k_dim = t->shape.v_dim = 128;
+        t->shape.k_hadamard = world_below(w, 2) == 0 ? 32u : 128u;
+        t->shape.v_hadamard = world_below(w, 3) == 0 ? 32u : 128u;
+        t->in_dtype = NBL_BF16;
+    }
 }
 
 /* Bounds of a call may be generous. With these a prefill has work for every processor without a split, or has to take
@@ -504,7 +510,8 @@ static nbl_attend_args random_mask(trial *t, array *heads[2], array **tree)
         if (world_below(w, 3) == 0 && !((t->is_decode || t->is_prefill) && k == 0)) {
             heads[k] = world_array(w, t->q_heads * sizeof(float));
             for (uint32_t h = 0; h < t->q_heads; ++h) {
-                ((float *)(void *)heads[k]->host)[h] = world_normal(w) * (k == 0 ? 0.1f : 3.0f);
+                const float far = k == 1u && world_below(w, 4) == 0 ? 200.0f : 0.0f; /* O underflows to zeros */
+                ((float *)(void *)heads[k]->host)[h] = world_normal(w) * (k == 0 ? 0.1f : 3.0f) + far;
             }
             world_send(w, heads[k]);
         }

@@ -3,10 +3,11 @@
  * @file prefill_expand.cu
  * @brief First step of a prefill: pages of any formats to tile images, and the list of work (tile/prefill.cuh).
  *
- * A block takes every gridDim.x-th tile of a unit and builds it in shared memory: half of the threads expand K, a token
- * each, while the others find V; then V with a thread per pair of columns and 16 tokens. Where K is mxfp4 and its block
- * exponents are as close in the whole tile as they have to be in a vector, all tokens get one exponent: the image holds
- * other codes of the same numbers. One block more counts the items of the slab.
+ * A block takes every gridDim.x-th tile of a unit and builds it in shared memory. Half of the threads look at K's
+ * exponents, a token each, while the others find V; then the one half expands K, a token each, and the other begins
+ * with V, a thread per pair of columns and 16 tokens. Where K is mxfp4 and its block exponents are as close in the
+ * whole tile as they have to be in a vector, all tokens get one exponent: the image holds other codes of the same
+ * numbers. One block more counts the items of the slab.
  */
 #include "../tile/launch.cuh"
 #include "../tile/prefill.cuh"
@@ -14,7 +15,7 @@
 
 #define THREADS (2u * CUDA_TILE_TOKENS)
 #define BLOCKS_PER_UNIT_MAX 64u
-#define BLOCKS_PER_PROCESSOR 4 /* that registers must allow; shared memory allows one more */
+#define BLOCKS_PER_PROCESSOR 4 /* that registers must allow */
 #define TOKENS16 16u
 
 namespace
@@ -31,6 +32,8 @@ template <int KD, int VD> struct memory {
     k_range ranges[CUDA_TILE_TOKENS / 32u];
     alignas(16) uint8_t multipliers[VD / BLOCK16][CUDA_TILE_TOKENS];
     stored_v v;
+    uint32_t v_least[CUDA_TILE_TOKENS / 32u]; /* of the formats of V in some tokens */
+    uint32_t v_most[CUDA_TILE_TOKENS / 32u];
 };
 
 /* A unit as a block sees it. */
@@ -47,28 +50,16 @@ CUDA_DEVICE block16_part part_of(const attend_params &p, const unit &u, uint32_t
     return block16_part_at(&p.pages, region, (uint32_t)page, kind, u.kv_head, kind == NBL_KIND_K ? p.k_dim : p.v_dim);
 }
 
-/* The 16 canonical codes of block b of a token's K; its words are `stride` bytes apart. */
-CUDA_DEVICE uint4 k_block(const block16_part &part, const uint8_t *at, uint32_t stride, const uint8_t *scales,
-                          uint32_t b, int32_t exponent)
+/* The 16 canonical codes of a block of a 4-bit format. */
+CUDA_DEVICE uint4 block_of(uint32_t format, uint32_t low, uint32_t high, uint32_t multiplier)
 {
-    uint32_t words[4];
-    if (part.format == NBL_INT8) {
-#pragma unroll
-        for (uint32_t i = 0; i < 4u; ++i) {
-            words[i] = *(const uint32_t *)(const void *)(at + (4u * b + i) * stride);
-        }
-        return make_uint4(words[0], words[1], words[2], words[3]);
+    if (format == NBL_INT4P) {
+        return make_uint4(decode4_int4p(low, multiplier), decode4_int4p(low >> 4, multiplier),
+                          decode4_int4p(high, multiplier), decode4_int4p(high >> 4, multiplier));
     }
-    uint32_t multiplier = stored_multiplier(part, scales, b, exponent);
-    uint32_t shift = 31u - (uint32_t)__clz((int)multiplier);
-#pragma unroll
-    for (uint32_t i = 0; i < 2u; ++i) {
-        uint32_t word = *(const uint32_t *)(const void *)(at + (2u * b + i) * stride);
-        bool is_int4p = part.format == NBL_INT4P;
-        words[2u * i] = is_int4p ? decode4_int4p(word, multiplier) : decode4_e2m1(word, shift);
-        words[2u * i + 1u] = is_int4p ? decode4_int4p(word >> 4, multiplier) : decode4_e2m1(word >> 4, shift);
-    }
-    return make_uint4(words[0], words[1], words[2], words[3]);
+    const uint32_t shift = 31u - (uint32_t)__clz((int)multiplier);
+    return make_uint4(decode4_e2m1(low, shift), decode4_e2m1(low >> 4, shift), decode4_e2m1(high, shift),
+                      decode4_e2m1(high >> 4, shift));
 }
 
 /* K of a token as a thread sees it. */
@@ -134,6 +125,44 @@ template <int KD, int VD> CUDA_DEVICE bool common_exponent(const memory<KD, VD> 
     return all.least <= all.most && (int64_t)all.most - all.least <= NBL_BLOCK_E_SPREAD;
 }
 
+CUDA_DEVICE uint32_t word_at(const k_token &k, uint32_t i)
+{
+    return *(const uint32_t *)(const void *)(k.codes + i * k.stride);
+}
+
+/* Codes of int8. */
+template <int KD> CUDA_DEVICE void expand_k8(uint8_t *image, uint32_t token, const k_token &k)
+{
+#pragma unroll 4
+    for (uint32_t b = 0; b < k.blocks; ++b) {
+        *(uint4 *)(void *)(image + prefill_piece<KD>(token, b)) =
+            make_uint4(word_at(k, 4u * b), word_at(k, 4u * b + 1u), word_at(k, 4u * b + 2u), word_at(k, 4u * b + 3u));
+    }
+}
+
+/* Codes of 4 bits. All words of the token are on their way together. */
+template <int KD> CUDA_DEVICE void expand_k4(uint8_t *image, uint32_t token, const k_token &k, int32_t exponent)
+{
+    constexpr uint32_t blocks = KD / BLOCK16;
+    uint32_t words[2u * blocks];
+    uint8_t scales[blocks];
+#pragma unroll
+    for (uint32_t b = 0; b < blocks; ++b) {
+        const bool there = b < k.blocks;
+        words[2u * b] = there ? word_at(k, 2u * b) : 0u;
+        words[2u * b + 1u] = there ? word_at(k, 2u * b + 1u) : 0u;
+        scales[b] = there ? stored_scale(k.part, k.scales, b) : (uint8_t)0;
+    }
+#pragma unroll
+    for (uint32_t b = 0; b < blocks; ++b) {
+        if (b < k.blocks) {
+            const uint32_t multiplier = stored_multiplier_of(k.part.format, scales[b], b, exponent);
+            *(uint4 *)(void *)(image + prefill_piece<KD>(token, b)) =
+                block_of(k.part.format, words[2u * b], words[2u * b + 1u], multiplier);
+        }
+    }
+}
+
 /* K of the thread's token; the ranges are in place. */
 template <int KD, int VD> CUDA_DEVICE void expand_k(memory<KD, VD> &m, const k_token &k)
 {
@@ -144,10 +173,10 @@ template <int KD, int VD> CUDA_DEVICE void expand_k(memory<KD, VD> &m, const k_t
     if (is_common) {
         exponent = common;
     }
-#pragma unroll 4
-    for (uint32_t b = 0; b < k.blocks; ++b) {
-        *(uint4 *)(void *)(m.image + prefill_piece<KD>(token, b)) =
-            k_block(k.part, k.codes, k.stride, k.scales, b, exponent);
+    if (k.part.format == NBL_INT8) {
+        expand_k8<KD>(m.image, token, k);
+    } else {
+        expand_k4<KD>(m.image, token, k, exponent);
     }
     for (uint32_t b = k.blocks; b < KD / BLOCK16; ++b) {
         *(uint4 *)(void *)(m.image + prefill_piece<KD>(token, b)) = make_uint4(0, 0, 0, 0);
@@ -165,6 +194,7 @@ CUDA_DEVICE void describe_v(const attend_params &p, memory<KD, VD> &m, const uni
 {
     uint32_t token = threadIdx.x % CUDA_TILE_TOKENS;
     uint32_t blocks = p.v_dim_padded / BLOCK16;
+    uint32_t format = NBL_FORMAT_NONE;
     int32_t exponent = 0;
     if (position < u.kv_len) {
         block16_part part = part_of(p, u, position, NBL_KIND_V);
@@ -173,7 +203,7 @@ CUDA_DEVICE void describe_v(const attend_params &p, memory<KD, VD> &m, const uni
         exponent = stored_exponent(part, scales);
         m.v.codes[token] = part.codes + block16_code_byte(&part, in_page, 0);
         m.v.stride[token] = nbl_layout_group_width(part.page_tokens, in_page, NBL_LAYOUT_V_GROUP_TOKENS);
-        m.v.format[token] = part.format;
+        m.v.format[token] = format = part.format;
         for (uint32_t b = 0; b < blocks; ++b) {
             m.multipliers[b][token] = (uint8_t)stored_multiplier(part, scales, b, exponent);
         }
@@ -183,6 +213,12 @@ CUDA_DEVICE void describe_v(const attend_params &p, memory<KD, VD> &m, const uni
         for (uint32_t b = 0; b < blocks; ++b) {
             m.multipliers[b][token] = 0;
         }
+    }
+    const uint32_t least = __reduce_min_sync(FULL_WARP, format == NBL_FORMAT_NONE ? UINT32_MAX : format);
+    const uint32_t most = __reduce_max_sync(FULL_WARP, format);
+    if (token % 32u == 0) {
+        m.v_least[token / 32u] = least;
+        m.v_most[token / 32u] = most;
     }
     uint32_t place = prefill_token_place(token);
     ((float *)(void *)(m.image + prefill_image<KD, VD>::exponents_at))[place] = NBL_GRID + (float)exponent;
@@ -196,38 +232,118 @@ CUDA_DEVICE uint4 place_tokens(const uint32_t (&w)[4])
                       __byte_perm(w[1], w[3], 0x7632));
 }
 
-/* V of the tile; descriptions are in place. */
-template <int KD, int VD> CUDA_DEVICE void expand_v(const attend_params &p, memory<KD, VD> &m)
+/* The one format of V in the tile, if pages hold whole quads; NBL_FORMAT_NONE otherwise. */
+template <int KD, int VD> CUDA_DEVICE uint32_t common_v_format(const attend_params &p, const memory<KD, VD> &m)
+{
+    uint32_t least = m.v_least[0], most = m.v_most[0];
+#pragma unroll
+    for (uint32_t i = 1; i < CUDA_TILE_TOKENS / 32u; ++i) {
+        least = min(least, m.v_least[i]);
+        most = max(most, m.v_most[i]);
+    }
+    return p.pages.page_tokens % STORED_QUAD == 0 && least == most ? most : (uint32_t)NBL_FORMAT_NONE;
+}
+
+/* Elements d and d + 16 of 16 tokens, without block multipliers. FORMAT: that of all of them, or NBL_FORMAT_NONE; what
+ * is known of it lets all words be on their way together. */
+template <uint32_t FORMAT>
+CUDA_DEVICE void v_words(const attend_params &p, const stored_v &v, uint32_t t, uint32_t d, uint32_t column,
+                         stored_words (&words)[TOKENS16 / STORED_QUAD])
+{
+#pragma unroll
+    for (uint32_t k = 0; k < TOKENS16 / STORED_QUAD; ++k) {
+        const uint32_t *at = (const uint32_t *)(const void *)v.codes[t + STORED_QUAD * k];
+        if (FORMAT == NBL_FORMAT_NONE) {
+            words[k] = stored_v_quad(v, t + STORED_QUAD * k, d, column, p.pages.page_tokens % STORED_QUAD == 0);
+        } else if (FORMAT == NBL_INT8) {
+            words[k] = {at != NULL ? at[d] : 0u, at != NULL ? at[d + BLOCK16] : 0u};
+        } else {
+            words[k].low = at != NULL ? at[column] : 0u;
+        }
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < TOKENS16 / STORED_QUAD; ++k) {
+        const uint32_t word = words[k].low;
+        if (FORMAT == NBL_INT4P) {
+            words[k] = {decode4_int4p(word, 1), decode4_int4p(word >> 4, 1)};
+        } else if (FORMAT == NBL_MXFP4) {
+            words[k] = {decode4_e2m1(word, 0), decode4_e2m1(word >> 4, 0)};
+        }
+    }
+}
+
+/* V of the tile; descriptions are in place. A part of the block does a share of it: the half that has K to expand a
+ * quarter. */
+template <int KD, int VD, uint32_t FORMAT> CUDA_DEVICE void expand_v_of(const attend_params &p, memory<KD, VD> &m)
 {
     uint8_t *image = m.image + prefill_image<KD, VD>::v_at;
     const uint32_t columns = p.v_dim_padded / 2u;
-    const bool whole_groups = p.pages.page_tokens % STORED_QUAD == 0;
+    const bool has_k = threadIdx.x < CUDA_TILE_TOKENS;
+    const uint32_t pieces = CUDA_TILE_TOKENS / TOKENS16 * columns, share = pieces / 4u * 3u;
+    const uint32_t end = has_k ? pieces : share;
 #pragma unroll 2
-    for (uint32_t i = threadIdx.x; i < CUDA_TILE_TOKENS / TOKENS16 * columns; i += THREADS) {
+    for (uint32_t i = (has_k ? share : 0u) + threadIdx.x % CUDA_TILE_TOKENS; i < end; i += CUDA_TILE_TOKENS) {
         uint32_t t = i / columns * TOKENS16;
         uint32_t column = i % columns;
         uint32_t d = column / BLOCK16 * 2u * BLOCK16 + column % BLOCK16;
         uint32_t low[4], high[4];
+        stored_words words[TOKENS16 / STORED_QUAD];
+        v_words<FORMAT>(p, m.v, t, d, column, words);
 #pragma unroll
         for (uint32_t k = 0; k < 4u; ++k) {
-            uint32_t token = t + STORED_QUAD * k;
-            stored_words words = stored_v_quad(m.v, token, d, column, whole_groups);
-            bool is_int8 = whole_groups && m.v.format[token] == NBL_INT8;
-            const uint8_t *multipliers = &m.multipliers[d / BLOCK16][token];
-            low[k] = is_int8 ? words.low : decode4_multiply(words.low, *(const uint32_t *)(const void *)multipliers);
-            high[k] = is_int8 ? words.high
-                              : decode4_multiply(words.high,
-                                                 *(const uint32_t *)(const void *)(multipliers + CUDA_TILE_TOKENS));
+            const uint8_t *multipliers = &m.multipliers[d / BLOCK16][t + STORED_QUAD * k];
+            low[k] = FORMAT == NBL_INT8 ? words[k].low
+                                        : decode4_multiply(words[k].low, *(const uint32_t *)(const void *)multipliers);
+            high[k] = FORMAT == NBL_INT8
+                          ? words[k].high
+                          : decode4_multiply(words[k].high,
+                                             *(const uint32_t *)(const void *)(multipliers + CUDA_TILE_TOKENS));
         }
         *(uint4 *)(void *)(image + prefill_piece<128>(prefill_v_row<VD>(d), t / TOKENS16)) = place_tokens(low);
         *(uint4 *)(void *)(image + prefill_piece<128>(prefill_v_row<VD>(d + BLOCK16), t / TOKENS16)) =
             place_tokens(high);
+    }
+}
+
+template <int KD, int VD> CUDA_DEVICE void expand_v(const attend_params &p, memory<KD, VD> &m)
+{
+    uint8_t *image = m.image + prefill_image<KD, VD>::v_at;
+    const uint32_t format = common_v_format(p, m);
+    if (format == NBL_INT8) {
+        expand_v_of<KD, VD, NBL_INT8>(p, m);
+    } else if (format == NBL_INT4P) {
+        expand_v_of<KD, VD, NBL_INT4P>(p, m);
+    } else if (format == NBL_MXFP4 || format == NBL_MXFP4_16) {
+        expand_v_of<KD, VD, NBL_MXFP4>(p, m);
+    } else {
+        expand_v_of<KD, VD, NBL_FORMAT_NONE>(p, m);
     }
     const uint32_t unused = VD - p.v_dim_padded;
     for (uint32_t i = threadIdx.x; i < unused * (CUDA_TILE_TOKENS / TOKENS16); i += THREADS) {
         uint32_t row = prefill_v_row<VD>(p.v_dim_padded + i / (CUDA_TILE_TOKENS / TOKENS16));
         *(uint4 *)(void *)(image + prefill_piece<128>(row, i % (CUDA_TILE_TOKENS / TOKENS16))) = make_uint4(0, 0, 0, 0);
     }
+}
+
+/* The image to its place; all threads of the block call it, and what they have written is read before it ends. */
+template <int KD, int VD> CUDA_DEVICE void store_image(memory<KD, VD> &m, uint8_t *to)
+{
+    constexpr uint32_t bytes = prefill_image<KD, VD>::bytes;
+#if __CUDA_ARCH__ >= 900
+    ptx_fence_proxy_async();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        ptx_bulk_store(to, ptx_shared_address(m.image), bytes);
+        ptx_bulk_store_wait();
+    }
+#else
+    __syncthreads();
+#pragma unroll 3
+    for (uint32_t i = threadIdx.x; i < bytes / 16u; i += THREADS) {
+        ((uint4 *)(void *)to)[i] = ((const uint4 *)(const void *)m.image)[i];
+    }
+#endif
+    __syncthreads();
 }
 
 /* Items of a unit of the slab. */
@@ -271,18 +387,19 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_PROCESSOR)
     memory<KD, VD> &m = *reinterpret_cast<memory<KD, VD> *>(dynamic);
     ptx_grid_release();
     ptx_grid_wait();
-    if (blockIdx.y == p.units) {
+    if (blockIdx.y == 0) { /* first, so that nobody waits for it */
         if (blockIdx.x == 0) {
             count_items(p);
         }
         return;
     }
-    const uint32_t sequence = (p.first_unit + blockIdx.y) / p.kv_heads;
+    const uint32_t in_slab = blockIdx.y - 1u;
+    const uint32_t sequence = (p.first_unit + in_slab) / p.kv_heads;
     const cuda_sequence s = p.sequences[sequence];
     if (s.q_len == 0) {
         return;
     }
-    const unit u = {(p.first_unit + blockIdx.y) % p.kv_heads, (uint32_t)s.kv_len,
+    const unit u = {(p.first_unit + in_slab) % p.kv_heads, (uint32_t)s.kv_len,
                     p.page_table + (uint64_t)sequence * p.page_table_stride};
     uint32_t first, end;
     prefill_unit_tiles(p, s, &first, &end);
@@ -290,23 +407,15 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_PROCESSOR)
         const uint32_t position = tile * CUDA_TILE_TOKENS + threadIdx.x % CUDA_TILE_TOKENS;
         if (threadIdx.x < CUDA_TILE_TOKENS) {
             put_range(m, k_range_of(k_token_at(p, u, position)));
-        }
-        __syncthreads();
-        if (threadIdx.x < CUDA_TILE_TOKENS) { /* found anew: no register holds it over the barrier */
-            expand_k(m, k_token_at(p, u, position));
         } else {
             describe_v(p, m, u, position);
         }
         __syncthreads();
-        expand_v(p, m);
-        __syncthreads();
-        constexpr uint32_t bytes = prefill_image<KD, VD>::bytes;
-        uint4 *to = (uint4 *)(void *)(p.images + ((uint64_t)blockIdx.y * p.image_tiles + tile) * bytes);
-#pragma unroll 3
-        for (uint32_t i = threadIdx.x; i < bytes / 16u; i += THREADS) {
-            to[i] = ((const uint4 *)(const void *)m.image)[i];
+        if (threadIdx.x < CUDA_TILE_TOKENS) { /* found anew: no register holds it over the barrier */
+            expand_k(m, k_token_at(p, u, position));
         }
-        __syncthreads();
+        expand_v(p, m);
+        store_image(m, p.images + ((uint64_t)in_slab * p.image_tiles + tile) * prefill_image<KD, VD>::bytes);
     }
 }
 
@@ -346,11 +455,21 @@ static cudaError_t attend_images(const attend_params *p, cudaStream_t stream)
 #endif
 }
 
+/* The output's rows are one block of v_hadamard and can be written 16 bytes at a time. */
+static bool has_whole_rows(const attend_params *p)
+{
+    const cuda_tensor *o = &p->o;
+    return p->v_hadamard == cuda_prefill_dim(p->k_dim, p->v_dim) && p->v_dim == p->v_hadamard && o->data != NULL &&
+           o->packed && o->dtype != NBL_F32 &&
+           (((uint64_t)o->data | (uint64_t)o->stride[0] | (uint64_t)o->stride[1]) & 15u) == 0;
+}
+
 extern "C" cudaError_t nbl_cuda_attend_prefill(const attend_params *p, cudaStream_t stream)
 {
     const uint32_t units = p->batch * p->kv_heads;
     attend_params slab = *p;
     cudaError_t error = cudaSuccess;
+    slab.whole_rows = has_whole_rows(p);
     for (uint32_t first = 0; first < units && error == cudaSuccess; first += p->slab_units) {
         slab.first_unit = first;
         slab.units = units - first < p->slab_units ? units - first : p->slab_units;

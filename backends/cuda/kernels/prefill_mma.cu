@@ -51,8 +51,9 @@ CUDA_DEVICE void load_queries(const attend_params &p, memory<KD, VD> &m, const p
         m.rows[threadIdx.x] = prefill_row_of(p, it, s, threadIdx.x);
     }
     for (uint32_t i = threadIdx.x; i < PREFILL_ROWS * pieces; i += THREADS) {
+        const int8_t *from = prefill_query_piece(p, it, s, i / pieces, i % pieces);
         *(uint4 *)(void *)(m.queries + prefill_piece<KD>(i / pieces, i % pieces)) =
-            prefill_query_piece(p, it, s, i / pieces, i % pieces);
+            from != NULL ? *(const uint4 *)(const void *)from : make_uint4(0, 0, 0, 0);
     }
 }
 

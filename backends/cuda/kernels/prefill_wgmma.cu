@@ -44,6 +44,7 @@ template <int KD, int VD> struct alignas(1024) memory {
     float4 total[VD / 8][CONSUMERS];
     prefill_row rows[2][PREFILL_ROWS];
     prefill_item items[2];
+    prefill_item next; /* of a loading thread */
     uint32_t table[PREFILL_STEPS];
     uint64_t stage_full[STAGES], stage_empty[STAGES], item_full[2], item_empty[2];
 };
@@ -69,26 +70,31 @@ CUDA_DEVICE void load_queries(const attend_params &p, memory<KD, VD> &m, const p
     constexpr uint32_t pieces = KD / 16u;
     const cuda_sequence s = p.sequences[it.sequence];
     const uint32_t first = ptx_thread() - (LOADERS - QUERY_LOADERS);
+    for (uint32_t i = first; i < PREFILL_ROWS * pieces; i += QUERY_LOADERS) { /* all of them are on the way together */
+        const int8_t *from = prefill_query_piece(p, it, s, i / pieces, i % pieces);
+        ptx_cp_async_16_zfill(ptx_shared_address(m.queries[slot] + prefill_piece<KD>(i / pieces, i % pieces)),
+                              from != NULL ? from : p.codes, from != NULL ? 16u : 0u);
+    }
     for (uint32_t i = first; i < PREFILL_ROWS; i += QUERY_LOADERS) {
         m.rows[slot][i] = prefill_row_of(p, it, s, i);
     }
-#pragma unroll 2
-    for (uint32_t i = first; i < PREFILL_ROWS * pieces; i += QUERY_LOADERS) {
-        *(uint4 *)(void *)(m.queries[slot] + prefill_piece<KD>(i / pieces, i % pieces)) =
-            prefill_query_piece(p, it, s, i / pieces, i % pieces);
-    }
+    ptx_cp_async_commit();
+    ptx_cp_async_wait<0>();
     ptx_fence_proxy_async();
 }
 
-/* Items, two slots ahead of their use, by three warps. */
+/* Items, two slots ahead of their use, by three warps. The next one is taken before its slot is free: only its rows are
+ * waited for then. */
 template <int KD, int VD> CUDA_DEVICE void load_items(const attend_params &p, memory<KD, VD> &m)
 {
+    const bool takes = threadIdx.x == LOADERS - QUERY_LOADERS;
     uint32_t unit = 0;
     for (uint32_t n = 0;; ++n) {
         const uint32_t slot = n % 2u;
-        if (threadIdx.x == LOADERS - QUERY_LOADERS) {
-            ptx_mbarrier_wait_idle(ptx_shared_address(&m.item_empty[slot]), n / 2u % 2u ^ 1u, 20u * IDLE);
-            m.items[slot] = prefill_item_of(p, atomicAdd(p.prefill_items, 1u), &unit);
+        if (takes) {
+            m.next = prefill_item_of(p, atomicAdd(p.prefill_items, 1u), &unit);
+            ptx_mbarrier_wait_idle(ptx_shared_address(&m.item_empty[slot]), n / 2u % 2u ^ 1u, 5u * IDLE);
+            m.items[slot] = m.next;
         }
         __syncwarp();
         wgmma_bar_sync(LOADER_BARRIER, QUERY_LOADERS);

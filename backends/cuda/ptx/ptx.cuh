@@ -317,6 +317,22 @@ PTX_FN void ptx_bulk_copy(uint32_t shared, const void *global, uint32_t bytes, u
         : "memory");
 }
 
+/** Writes bytes of shared memory, a multiple of 16, to global memory; ordinary writes before it must be fenced
+ *  (ptx_fence_proxy_async). PTX ISA, Data Movement, cp.async.bulk */
+PTX_FN void ptx_bulk_store(void *global, uint32_t shared, uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared), "r"(bytes)
+                 : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/** Waits until the thread's ptx_bulk_stores have read shared memory. PTX ISA, Data Movement,
+ *  cp.async.bulk.wait_group */
+PTX_FN void ptx_bulk_store_wait(void)
+{
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
 /** PTX ISA, Parallel Synchronization, mbarrier.init */
 PTX_FN void ptx_mbarrier_init(uint32_t barrier, uint32_t count)
 {

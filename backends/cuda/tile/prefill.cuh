@@ -12,7 +12,7 @@
  * Two orders make that enough, with no exchange between lanes:
  *
  *     place 16*h + 4*t + 2*a + b of a row of V, and of the parameters, is token 16*h + 8*a + 2*t + b of the tile
- *     image row 8*i + 2*t + b of V is element (VD/4)*t + 2*i + b
+ *     image row 8*i + 2*t + b of V is element (VD/4)*t + (2*i + b ^ 8*(t % 2))
  *
  * The first makes packed P the A operand of the second product; the second gives a thread VD/4 elements side by side.
  * A thread's two sums of NUM 5.4 per parity of j are those of tokens 2*t + b and 8 + 2*t + b mod 16.
@@ -69,11 +69,19 @@ CUDA_DEVICE uint32_t prefill_token_place(uint32_t token)
     return (token & ~15u) | (token >> 1 & 3u) << 2 | (token >> 3 & 1u) << 1 | (token & 1u);
 }
 
+/** Elements of V that a thread has in another order: in its place i, odd ones of the four that share a row have element
+ *  i ^ this. The last butterflies of the output want it so (prefill_hadamard_whole). */
+CUDA_DEVICE uint32_t prefill_swap(uint32_t t)
+{
+    return (t & 1u) * 8u;
+}
+
 /** Image row of an element of V. */
 template <int VD> CUDA_DEVICE uint32_t prefill_v_row(uint32_t element)
 {
     constexpr uint32_t share = VD / 4u;
-    return element % share / 2u * 8u + element / share * 2u + (element & 1u);
+    const uint32_t t = element / share, place = element % share ^ prefill_swap(t);
+    return place / 2u * 8u + t * 2u + (place & 1u);
 }
 
 /** First tile and one past the last that a range touches; at least one tile, inside [low, high). */
@@ -145,7 +153,22 @@ CUDA_DEVICE visible_range prefill_range_of_item(const attend_params &p, const pr
     return range;
 }
 
-/** Item number `index`; `unit` is where the search begins, and where it ends. */
+/** The units of a sequence that the slab has: [first, first + count). */
+struct prefill_heads {
+    uint32_t first;
+    uint32_t count;
+};
+
+CUDA_DEVICE prefill_heads prefill_heads_of(const attend_params &p, uint32_t unit)
+{
+    const uint32_t begin = (p.first_unit + unit) / p.kv_heads * p.kv_heads; /* of the sequence, in the call */
+    const uint32_t first = max(begin, p.first_unit) - p.first_unit;
+    return {first, min(begin + p.kv_heads - p.first_unit, p.units) - first};
+}
+
+/** Item number `index`; `unit` is where the search begins, and where it ends. Heads of a sequence come in turn, the
+ *  longest items of a causal mask first: a multiprocessor takes an item before it begins with the one before that, so
+ *  that the last ones had better be short. */
 CUDA_DEVICE prefill_item prefill_item_of(const attend_params &p, uint32_t index, uint32_t *unit)
 {
     prefill_item it = {};
@@ -156,13 +179,15 @@ CUDA_DEVICE prefill_item prefill_item_of(const attend_params &p, uint32_t index,
     while (index >= starts[*unit + 1u]) {
         ++*unit;
     }
-    it.unit = *unit;
+    const prefill_heads heads = prefill_heads_of(p, *unit);
+    const uint32_t in_sequence = index - starts[heads.first];
+    it.unit = heads.first + in_sequence % heads.count;
     it.sequence = (p.first_unit + it.unit) / p.kv_heads;
     it.kv_head = (p.first_unit + it.unit) % p.kv_heads;
     cuda_sequence s = p.sequences[it.sequence];
     uint32_t blocks = prefill_blocks(p, s);
-    uint32_t place = index - starts[it.unit];
-    uint32_t block = blocks - 1u - place % blocks; /* longest first with a causal mask */
+    uint32_t place = in_sequence / heads.count;
+    uint32_t block = blocks - 1u - place % blocks;
     it.chunk = place / blocks;
     it.first_row = block * PREFILL_ROWS;
     it.rows = min((uint32_t)s.q_len * p.group_rows - it.first_row, PREFILL_ROWS);
@@ -206,17 +231,16 @@ CUDA_DEVICE prefill_row prefill_row_of(const attend_params &p, const prefill_ite
     return r;
 }
 
-/** 16 bytes of the codes of row i of an item; zeros past the dimension and the rows. */
-CUDA_DEVICE uint4 prefill_query_piece(const attend_params &p, const prefill_item &it, const cuda_sequence &s,
-                                      uint32_t i, uint32_t piece)
+/** 16 bytes of the codes of row i of an item; NULL past the dimension and the rows. */
+CUDA_DEVICE const int8_t *prefill_query_piece(const attend_params &p, const prefill_item &it, const cuda_sequence &s,
+                                              uint32_t i, uint32_t piece)
 {
     if (i >= it.rows || piece * 16u >= p.k_dim_padded) {
-        return make_uint4(0, 0, 0, 0);
+        return NULL;
     }
     uint32_t token = (uint32_t)s.q_first + (it.first_row + i) / p.group_rows;
     uint32_t head = it.kv_head * p.group_rows + (it.first_row + i) % p.group_rows;
-    const int8_t *row = p.codes + ((uint64_t)token * p.q_heads + head) * p.k_dim_padded;
-    return *(const uint4 *)(const void *)(row + piece * 16u);
+    return p.codes + ((uint64_t)token * p.q_heads + head) * p.k_dim_padded + piece * 16u;
 }
 
 /* ------------------------------------------------------------------------------------------------ rows of a warp */
@@ -867,7 +891,7 @@ CUDA_DEVICE void prefill_store_states(const attend_params &p, const prefill_item
         }
 #pragma unroll
         for (int k = 0; k < N / 8; ++k) {
-            uint32_t element = N / 2 * t + 4 * k;
+            uint32_t element = N / 2 * t + (4u * k ^ prefill_swap(t));
             if (element < p.v_dim_padded) {
                 float4 x = make_float4(o[8 * k + 2 * row], o[8 * k + 2 * row + 1], o[8 * k + 4 + 2 * row],
                                        o[8 * k + 4 + 2 * row + 1]);
@@ -933,10 +957,56 @@ template <int SHARE> CUDA_DEVICE void prefill_hadamard_undo(float (&y)[SHARE], u
     prefill_scale(y, nbl_pow2(-nbl_log2_of(n)));
 }
 
-/** Writes the thread's elements of a row, where 16 bytes at a time can be. */
-template <int SHARE>
-CUDA_DEVICE void prefill_write_halves(uint8_t *at, uint32_t count, bool bf16, const float (&y)[SHARE])
+/** The same over the whole row, elements in the thread's order. Between lanes half of them are exchanged: a lane keeps
+ *  those whose place has no bit 8 and gets the ones of its partner that pair with them. A difference may be that of the
+ *  pair turned around; in the end its sign makes that good. Eight at a time the elements are those of
+ *  prefill_whole_place then. Zeros become +0; those of NUM 4.1 are, too, unless all of the row are zeros. */
+template <int SHARE> CUDA_DEVICE void prefill_hadamard_whole(float (&y)[SHARE])
 {
+    const uint32_t t = ptx_thread() % PREFILL_LANES;
+    const float odd = (t & 1u) != 0 ? -1.0f : 1.0f, high = (t & 2u) != 0 ? -1.0f : 1.0f;
+#pragma unroll
+    for (uint32_t h = 1; h < SHARE; h *= 2u) {
+#pragma unroll
+        for (uint32_t i = 0; i < SHARE; ++i) {
+            if ((i & h) == 0) {
+                const float low = y[i], other = y[i + h];
+                y[i] = h == 8u ? nbl_fma(low, odd, other) : low + other;
+                y[i + h] = h == 8u ? nbl_fma(other, -odd, low) : low - other;
+            }
+        }
+    }
+#pragma unroll
+    for (uint32_t step = 1; step <= 2u; ++step) {
+        const float sign = step == 1u ? high : 1.0f;
+#pragma unroll
+        for (uint32_t i = 0; i < SHARE; ++i) {
+            if ((i & 8u) == 0) {
+                const float kept = y[i], received = __shfl_xor_sync(FULL_WARP, y[i + 8u], (int)step);
+                y[i] = nbl_fma(kept, sign, received);
+                y[i + 8u] = nbl_fma(kept, -sign, received);
+            }
+        }
+    }
+    constexpr float inverse = 0.25f / SHARE;
+    const float first = (t & 2u) != 0 ? odd * -inverse : inverse, second = (t & 2u) != 0 ? first : -inverse;
+#pragma unroll
+    for (uint32_t i = 0; i < SHARE; ++i) {
+        y[i] = nbl_fma(y[i], (i & 8u) == 0 ? first : second, 0.0f);
+    }
+}
+
+/** First of elements 8*k to 8*k + 7 of lane t after prefill_hadamard_whole. */
+template <int SHARE> CUDA_DEVICE uint32_t prefill_whole_place(uint32_t t, uint32_t k)
+{
+    return (k & 1u) * 2u * SHARE + t / 2u * SHARE + (k / 2u * 2u + (t & 1u)) * 8u;
+}
+
+/** Writes the thread's elements of a row, 16 bytes at a time; WHOLE: as prefill_hadamard_whole leaves them. */
+template <int SHARE, bool WHOLE> CUDA_DEVICE void prefill_write_halves(const finish_target &to, const float (&y)[SHARE])
+{
+    const uint32_t t = ptx_thread() % PREFILL_LANES;
+    const bool bf16 = to.o_dtype == NBL_BF16;
 #pragma unroll
     for (uint32_t k = 0; k < SHARE / 8u; ++k) {
         uint32_t words[4];
@@ -945,8 +1015,9 @@ CUDA_DEVICE void prefill_write_halves(uint8_t *at, uint32_t count, bool bf16, co
             const float low = y[8u * k + 2u * i], high = y[8u * k + 2u * i + 1u];
             words[i] = bf16 ? ptx_cvt_bf16x2(high, low) : ptx_cvt_f16x2(high, low);
         }
-        if (8u * k < count) { /* dimensions are multiples of 8 */
-            *(uint4 *)(void *)(at + 16u * k) = make_uint4(words[0], words[1], words[2], words[3]);
+        const uint32_t element = WHOLE ? prefill_whole_place<SHARE>(t, k) : SHARE * t + 8u * k;
+        if (WHOLE || element < to.dim) { /* dimensions are multiples of 8 */
+            *(uint4 *)(void *)(to.o + 2u * element) = make_uint4(words[0], words[1], words[2], words[3]);
         }
     }
 }
@@ -955,17 +1026,115 @@ CUDA_DEVICE void prefill_write_halves(uint8_t *at, uint32_t count, bool bf16, co
 template <int SHARE> CUDA_DEVICE void prefill_write_o(const finish_target &to, const float (&y)[SHARE])
 {
     const uint32_t first = SHARE * (threadIdx.x % PREFILL_LANES);
-    const uint32_t count = to.dim > first ? to.dim - first : 0u;
-    uint8_t *at = to.o + (int64_t)first * to.o_stride;
-    if (to.o_dtype != NBL_F32 && to.o_stride == 2 && ((uint64_t)at & 15u) == 0) {
-        prefill_write_halves(at, count, to.o_dtype == NBL_BF16, y);
+    if (to.o_dtype != NBL_F32 && to.o_stride == 2 && ((uint64_t)to.o & 15u) == 0) {
+        prefill_write_halves<SHARE, false>(to, y);
         return;
     }
 #pragma unroll
     for (uint32_t i = 0; i < SHARE; ++i) {
-        if (i < count) {
-            cuda_element_write(at + (int64_t)i * to.o_stride, to.o_dtype, y[i]);
+        if (first + i < to.dim) {
+            cuda_element_write(to.o + (int64_t)(first + i) * to.o_stride, to.o_dtype, y[i]);
         }
+    }
+}
+
+/** The thread's elements of a row, in its order, divided by the denominator. */
+template <int N>
+CUDA_DEVICE void prefill_divided_row(const attend_params &p, const prefill_row &at, const float (&o)[N], int row,
+                                     float (&y)[N / 2])
+{
+#pragma unroll
+    for (int k = 0; k < N / 4; ++k) {
+        y[2 * k] = o[4 * k + 2 * row];
+        y[2 * k + 1] = o[4 * k + 2 * row + 1];
+    }
+    if (p.sinks != NULL) {
+        prefill_scale(y, at.base);
+    }
+    prefill_scale(y, at.sum);
+}
+
+/** The thread's elements in the order of the row. */
+template <int SHARE> CUDA_DEVICE void prefill_in_order(float (&y)[SHARE])
+{
+    const bool swaps = prefill_swap(ptx_thread() % PREFILL_LANES) != 0;
+#pragma unroll
+    for (uint32_t i = 0; i < SHARE; ++i) {
+        if ((i & 8u) == 0) {
+            const float low = y[i], high = y[i + 8u];
+            y[i] = swaps ? high : low;
+            y[i + 8u] = swaps ? low : high;
+        }
+    }
+}
+
+/** Output of any kind for a row of the warp. */
+template <int N>
+CUDA_DEVICE void prefill_finish_any(const attend_params &p, const prefill_row &at, bool there, const float (&o)[N],
+                                    int row)
+{
+    float y[N / 2];
+    prefill_divided_row(p, at, o, row, y);
+    prefill_in_order(y);
+    if (p.v_hadamard != 0) {
+        prefill_hadamard_undo(y, p.v_hadamard);
+    }
+    if (__any_sync(FULL_WARP, at.sum == 0.0f)) {
+#pragma unroll
+        for (int k = 0; k < N / 2; ++k) {
+            y[k] = at.sum == 0.0f ? 0.0f : y[k];
+        }
+    }
+    if (there && p.o.data != NULL) {
+        prefill_write_o(finish_target_of(&p, at.token, at.head), y);
+    }
+}
+
+/** A row that is all zeros before the butterflies, element 0 being -0: one is -0 after them, all else +0. A butterfly
+ *  leaves -0 in its sum if both are -0, in its difference if only the first is; so each one tells where to look on. By
+ *  all lanes of the warp. */
+template <int N>
+CUDA_DEVICE void prefill_negative_zero(const attend_params &p, const prefill_row &at, bool there, const float (&o)[N],
+                                       int row)
+{
+    constexpr uint32_t share = N / 2;
+    const uint32_t lane = ptx_thread() % 32u, t = lane % PREFILL_LANES;
+    uint32_t all = 0, minus = 0, d = 0;
+    float y[share];
+    prefill_divided_row(p, at, o, row, y);
+#pragma unroll
+    for (uint32_t i = 0; i < share; ++i) {
+        all |= nbl_bits_of(y[i]) << 1;
+        minus |= nbl_bits_of(y[i]) >> 31 << i;
+    }
+    minus = prefill_swap(t) != 0 ? __byte_perm(minus, 0, 0x2301) : minus;
+    const uint32_t zeros = __ballot_sync(FULL_WARP, all == 0 && (t != 0 || (minus & 1u) != 0));
+#pragma unroll 1
+    for (uint32_t h = 1; h < 4u * share; h *= 2u) {
+        const bool inside = h < share; /* the lane */
+        const uint32_t other = inside ? minus >> h : __shfl_xor_sync(FULL_WARP, minus, (int)(h / share));
+        const bool differs = (__shfl_sync(FULL_WARP, other, (int)(lane - t)) & 1u) == 0;
+        d |= differs ? h : 0u;
+        minus &= differs ? ~other : other;
+    }
+    if (there && t == 0 && at.sum != 0.0f && (zeros >> lane & 15u) == 15u) {
+        *(uint16_t *)(void *)(finish_target_of(&p, at.token, at.head).o + 2u * d) = 0x8000u;
+    }
+}
+
+/** Output of a row that is one block of v_hadamard, written 16 bytes at a time. */
+template <int N>
+CUDA_DEVICE void prefill_finish_whole(const attend_params &p, const prefill_row &at, bool there, const float (&o)[N],
+                                      int row)
+{
+    float y[N / 2];
+    prefill_divided_row(p, at, o, row, y);
+    prefill_hadamard_whole(y);
+    if (there) {
+        prefill_write_halves<N / 2, true>(finish_target_of(&p, at.token, at.head), y);
+    }
+    if (__any_sync(FULL_WARP, there && y[0] == 0.0f && y[1] == 0.0f)) {
+        prefill_negative_zero(p, at, there, o, row);
     }
 }
 
@@ -981,28 +1150,10 @@ CUDA_DEVICE void prefill_finish(const attend_params &p, prefill_row *rows, uint3
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
         const uint32_t i = lane / PREFILL_LANES + 8u * row;
-        const prefill_row &at = rows[i];
-        float y[N / 2];
-#pragma unroll
-        for (int k = 0; k < N / 4; ++k) {
-            y[2 * k] = o[4 * k + 2 * row];
-            y[2 * k + 1] = o[4 * k + 2 * row + 1];
-        }
-        if (p.sinks != NULL) {
-            prefill_scale(y, at.base);
-        }
-        prefill_scale(y, at.sum);
-        if (p.v_hadamard != 0) {
-            prefill_hadamard_undo(y, p.v_hadamard);
-        }
-        if (__any_sync(FULL_WARP, at.sum == 0.0f)) {
-#pragma unroll
-            for (int k = 0; k < N / 2; ++k) {
-                y[k] = at.sum == 0.0f ? 0.0f : y[k];
-            }
-        }
-        if (i < count && p.o.data != NULL) {
-            prefill_write_o(finish_target_of(&p, at.token, at.head), y);
+        if (p.whole_rows) {
+            prefill_finish_whole(p, rows[i], i < count, o, row);
+        } else {
+            prefill_finish_any(p, rows[i], i < count, o, row);
         }
     }
 }

@@ -27,18 +27,25 @@ CUDA_DEVICE int32_t stored_exponent(const block16_part &part, const uint8_t *sca
     return least - 1;
 }
 
-/** What the codes of a block of 16 are multiplied with; 2^(e_b - e_min) for mxfp4. */
+/** Scale byte of a block of 16 of a 4-bit format. */
+CUDA_DEVICE uint8_t stored_scale(const block16_part &part, const uint8_t *scales, uint32_t b)
+{
+    return scales[(part.format == NBL_MXFP4_16 ? b : b / 2u) * part.page_tokens];
+}
+
+/** What its codes are multiplied with; 2^(e_b - e_min) for mxfp4. */
+CUDA_DEVICE uint32_t stored_multiplier_of(uint32_t format, uint8_t scale, uint32_t b, int32_t exponent)
+{
+    if (format == NBL_INT4P) {
+        return ((uint32_t)scale >> (4u * (b % 2u)) & 15u) + 1u;
+    }
+    return 1u << ((nbl_e8m0_decode_slot(scale) - exponent - 1) & (int32_t)NBL_BLOCK_E_SPREAD);
+}
+
+/** The same of any format. */
 CUDA_DEVICE uint32_t stored_multiplier(const block16_part &part, const uint8_t *scales, uint32_t b, int32_t exponent)
 {
-    if (part.format == NBL_INT8) {
-        return 1;
-    }
-    if (part.format == NBL_INT4P) {
-        return (scales[b / 2u * part.page_tokens] >> (4u * (b % 2u)) & 15u) + 1u;
-    }
-    uint32_t plane = part.format == NBL_MXFP4 ? b / 2u : b;
-    int32_t shift = nbl_e8m0_decode_slot(scales[plane * part.page_tokens]) - exponent - 1;
-    return 1u << (shift & NBL_BLOCK_E_SPREAD);
+    return part.format == NBL_INT8 ? 1u : stored_multiplier_of(part.format, stored_scale(part, scales, b), b, exponent);
 }
 
 /** Where V of the tokens of a tile is, in shared memory. */
