@@ -39,6 +39,22 @@ PTX_FN uint32_t ptx_dp2a_high_half(uint32_t x)
     return d;
 }
 
+/** ~(x >> 16) in the low half, likewise. `ones` is 0xffffffff in a register. PTX ISA, Integer Arithmetic, dp2a */
+PTX_FN uint32_t ptx_dp2a_not_high(uint32_t x, uint32_t ones)
+{
+    uint32_t d;
+    asm("dp2a.lo.u32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(x), "r"(0xff00u), "r"(ones));
+    return d;
+}
+
+/** Byte n of x, by the multiplier too. PTX ISA, Integer Arithmetic, dp4a */
+PTX_FN uint32_t ptx_dp4a_byte(uint32_t x, uint32_t n)
+{
+    uint32_t d;
+    asm("dp4a.u32.u32 %0, %1, %2, %3;" : "=r"(d) : "r"(x), "r"(1u << 8u * n), "r"(0u));
+    return d;
+}
+
 /** Four bytes of {b, a} picked by the selector's nibbles; a nibble's top bit replicates the byte's sign instead, which
  *  __byte_perm cannot do. PTX ISA, Data Movement, prmt */
 PTX_FN uint32_t ptx_prmt(uint32_t a, uint32_t b, uint32_t selector)
@@ -112,6 +128,14 @@ PTX_FN void ptx_mma_half(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
     }
+}
+
+/** Products of two pairs of fp16, RNE, subnormals kept. PTX ISA, Half Precision Floating Point, mul */
+PTX_FN uint32_t ptx_mul_f16x2(uint32_t a, uint32_t b)
+{
+    uint32_t d;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
 }
 
 /** threadIdx.x, read again at every call: what is seldom needed is not kept in registers. PTX ISA, Special Registers,

@@ -5,7 +5,7 @@
  *
  * PRMT looks a code's magnitude up; a set sign bit makes it replicate the entry's sign instead. The table of
  * magnitude + 1 gives 0 for negative codes, that of -magnitude (with -1 for 0, whose negative is never stored), asked
- * with the sign turned, -1 for positive ones. The sum of both products is that of the codes.
+ * with all bits turned, -1 for positive ones. The sum of both products is that of the codes.
  * One half of a table is in the instruction, the other in a register, which the compiler fills each time if it can.
  */
 #ifndef CUDA_DECODE_CODES_H
@@ -27,35 +27,36 @@ static constexpr __host__ __device__ uint32_t up_entries(int first, int factor)
     return word;
 }
 
-/** Byte i: minus factor * that magnitude; -1 for 0. */
+/** Byte i: minus factor times the magnitude of code 7 - (first + i); -1 for 0. */
 static constexpr __host__ __device__ uint32_t down_entries(int first, int factor)
 {
     constexpr int codes[16] = {NBL_E2M1_CODES(E2M1_CODE)};
     uint32_t word = 0;
     for (int i = 0; i < 4; ++i) {
-        int magnitude = factor * codes[first + i];
+        int magnitude = factor * codes[7 - first - i];
         word |= ((uint32_t)(magnitude == 0 ? -1 : -magnitude) & 0xffu) << (8 * i);
     }
     return word;
 }
 
-/** Entries of codes 0..3. */
+/** Entries 0..3, and all bits set. */
 struct e2m1_tables {
     uint32_t up;
     uint32_t down;
+    uint32_t ones;
 };
 
 template <int FACTOR> PTX_FN e2m1_tables e2m1_constants(void)
 {
     constexpr uint32_t up = up_entries(0, FACTOR), down = down_entries(0, FACTOR);
-    return {up, down};
+    return {up, down, 0xffffffffu};
 }
 
 /** The same in registers that stay: the compiler does not see what is in them. */
 template <int FACTOR> PTX_FN e2m1_tables e2m1_registers(void)
 {
     constexpr uint32_t up = up_entries(0, FACTOR), down = down_entries(0, FACTOR);
-    return {ptx_constant(up), ptx_constant(down)};
+    return {ptx_constant(up), ptx_constant(down), ptx_constant(0xffffffffu)};
 }
 
 /** Positive codes: FACTOR * code + 1; negative ones: 0. Of the selector's four low nibbles. */
@@ -65,7 +66,7 @@ template <int FACTOR> PTX_FN uint32_t e2m1_up(const e2m1_tables &tables, uint32_
     return ptx_prmt(tables.up, high, codes);
 }
 
-/** Negative codes: FACTOR * code; positive ones: -1. The codes' sign bits are turned. */
+/** Negative codes: FACTOR * code; positive ones: -1. All bits of the codes are turned. */
 template <int FACTOR> PTX_FN uint32_t e2m1_down(const e2m1_tables &tables, uint32_t turned)
 {
     constexpr uint32_t high = down_entries(4, FACTOR);
@@ -76,15 +77,14 @@ template <int FACTOR> PTX_FN uint32_t e2m1_down(const e2m1_tables &tables, uint3
 template <int FACTOR>
 PTX_FN void e2m1_operands(const e2m1_tables &tables, uint32_t x, uint32_t y, uint32_t (&up)[4], uint32_t (&down)[4])
 {
-    const uint32_t turned_x = x ^ 0x88888888u, turned_y = y ^ 0x88888888u;
     up[0] = e2m1_up<FACTOR>(tables, x);
     up[1] = e2m1_up<FACTOR>(tables, y);
     up[2] = e2m1_up<FACTOR>(tables, ptx_dp2a_high_half(x));
     up[3] = e2m1_up<FACTOR>(tables, ptx_dp2a_high_half(y));
-    down[0] = e2m1_down<FACTOR>(tables, turned_x);
-    down[1] = e2m1_down<FACTOR>(tables, turned_y);
-    down[2] = e2m1_down<FACTOR>(tables, ptx_dp2a_high_half(turned_x));
-    down[3] = e2m1_down<FACTOR>(tables, ptx_dp2a_high_half(turned_y));
+    down[0] = e2m1_down<FACTOR>(tables, ~x);
+    down[1] = e2m1_down<FACTOR>(tables, ~y);
+    down[2] = e2m1_down<FACTOR>(tables, ptx_dp2a_not_high(x, tables.ones));
+    down[3] = e2m1_down<FACTOR>(tables, ptx_dp2a_not_high(y, tables.ones));
 }
 
 #endif

@@ -16,7 +16,7 @@
 /** The lane's place in a line of 128 bytes: tokens 2g and 2g + 1 of 16-token tile `half`, of lines = t mod 4. */
 PTX_FN uint32_t k_place(uint32_t half, uint32_t g, uint32_t t)
 {
-    return ((4u * half + g / 2u) ^ (2u * t)) * 16u + g % 2u * 8u;
+    return (((g / 2u) ^ (2u * t)) * 16u + g % 2u * 8u) ^ (64u * half);
 }
 
 /** Where the lane's part of Q lies. With RPL 1 columns 2q and 2q + 1 are the same, and the odd one is not used. */
@@ -112,8 +112,8 @@ PTX_FN void k_group_mxfp4(const uint8_t *codes, const uint32_t *factors, const u
             int32_t sums[4] = {0, 0, 0, 0};
             ptx_mma_m16n8k32_ss(sums, up, q);
             ptx_mma_m16n8k32_ss(sums, down, q);
-            const int32_t m0 = (int32_t)ptx_prmt(f[half].x, 0, 0x4440u + step % 4u);
-            const int32_t m1 = (int32_t)ptx_prmt(f[half].y, 0, 0x4440u + step % 4u);
+            const int32_t m0 = (int32_t)ptx_dp4a_byte(f[half].x, step % 4u);
+            const int32_t m1 = (int32_t)ptx_dp4a_byte(f[half].y, step % 4u);
             s[half][0] += sums[0] * m0;
             s[half][1] += sums[1] * m0;
             s[half][2] += sums[2] * m1;

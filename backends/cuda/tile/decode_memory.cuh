@@ -46,7 +46,12 @@ template <int D, int RPL> struct warp_memory {
         uint32_t k_factor[FACTOR_WORDS(D)][K_FACTOR_WORDS]; /**< [][even blocks' tokens, gap, odd ones'] */
         uint2 packed[GROUPS][32];                           /**< then: P of a lane's tokens */
     };
-    uint32_t v_factor[FACTOR_WORDS(D)][2][CUDA_TILE_TOKENS]; /**< [][odd block][token] */
+    union {
+        uint32_t v_factor[FACTOR_WORDS(D)][2][CUDA_TILE_TOKENS]; /**< [][odd block][token] */
+        /** mxfp4: twice the factors of four tokens, fp16: [pair of blocks][tokens][block]. A group's lie where they would
+         *  in v_factor: another group may have another format. */
+        uint2 v_power[D / 64][CUDA_TILE_TOKENS / 4][2];
+    };
     float v_grid[CUDA_TILE_TOKENS];                          /**< ev + NBL_GRID */
     uint8_t k_exponent[CUDA_TILE_TOKENS];                    /**< ek + 127 */
     uint2 q[D / 32][16 * RPL]; /**< the B operand of Q by k-step; with RPL 1 two columns share one */

@@ -17,6 +17,7 @@
 template <int D> struct token_scales {
     uint32_t even[FACTOR_WORDS(D)][4]; /**< [][token] */
     uint32_t odd[FACTOR_WORDS(D)][4];
+    uint32_t shifts[4 * FACTOR_WORDS(D)]; /**< mxfp4, in place of these: [block], tokens as bytes */
     uint32_t exponents;
 };
 
@@ -34,12 +35,23 @@ template <int D> PTX_FN void by_token(const uint32_t (&planes)[D / 32], uint32_t
     }
 }
 
-/** Bytewise 2^s of shifts 0..3. */
-PTX_FN uint32_t powers_of(uint32_t shifts)
+/** 2^s of the shifts 0..3 of four blocks, bytes of shifts[i] for block i, by token: byte i of out[token]. */
+PTX_FN void powers_by_token(const uint32_t (&shifts)[4], uint32_t (&out)[4])
 {
-    const uint32_t one_or_two = (shifts & 0x01010101u) + 0x01010101u;
-    const uint32_t fourfold = (shifts >> 1 & 0x01010101u) * 0xffu;
-    return one_or_two + (one_or_two * 3u & fourfold);
+    const uint32_t low = shifts[0] + shifts[1] * 16u, high = shifts[2] + shifts[3] * 16u;
+    const uint32_t first = ptx_prmt(low, high, 0x5140u), second = ptx_prmt(low, high, 0x7362u);
+    const uint32_t selectors[4] = {first, ptx_dp2a_high_half(first), second, ptx_dp2a_high_half(second)};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        out[j] = ptx_prmt(0x08040201u, 0, selectors[j]);
+    }
+}
+
+/** 2 * 2^s of the shifts of four tokens, as fp16. */
+PTX_FN uint2 half_powers(uint32_t shifts)
+{
+    const uint32_t high_bytes = (shifts & 0x03030303u) * 4u + 0x40404040u;
+    return make_uint2(ptx_prmt(high_bytes, 0, 0x1404u), ptx_prmt(high_bytes, 0, 0x3424u));
 }
 
 template <int D> PTX_FN void read_int4p(const uint8_t (*raw)[CUDA_TILE_TOKENS], uint32_t lane, token_scales<D> &s)
@@ -61,21 +73,20 @@ template <int D> PTX_FN void read_int4p(const uint8_t (*raw)[CUDA_TILE_TOKENS], 
     s.exponents = reinterpret_cast<const uint32_t *>(raw[D / 32])[lane];
 }
 
+/** mxfp4: shifts of the lane's tokens for each block. */
 template <int D> PTX_FN void read_mxfp4(const uint8_t (*raw)[CUDA_TILE_TOKENS], uint32_t lane, token_scales<D> &s)
 {
-    uint32_t planes[D / 32], least = 0xffffffffu;
+    uint32_t least;
 #pragma unroll
     for (int i = 0; i < D / 32; ++i) {
-        planes[i] = reinterpret_cast<const uint32_t *>(raw[i])[lane];
-        least = __vminu4(least, planes[i]);
+        s.shifts[i] = reinterpret_cast<const uint32_t *>(raw[i])[lane];
+        least = i == 0 ? s.shifts[0] : __vminu4(least, s.shifts[i]);
     }
     s.exponents = least - 0x01010101u;
 #pragma unroll
     for (int i = 0; i < D / 32; ++i) {
-        planes[i] = powers_of(planes[i] - least);
+        s.shifts[i] -= least;
     }
-    by_token<D>(planes, s.even);
-    by_token<D>(planes, s.odd);
 }
 
 /** Scales of the lane's tokens; tokens past the end of the sequence get harmless ones. */
@@ -104,11 +115,16 @@ PTX_FN void store_words(uint32_t *to, const uint32_t (&x)[4])
 template <int D, int RPL>
 PTX_FN void store_k_scales(warp_memory<D, RPL> &m, uint32_t lane, uint32_t format, const token_scales<D> &s)
 {
-    if (format != NBL_INT8) {
 #pragma unroll
-        for (int w = 0; w < (int)FACTOR_WORDS(D); ++w) {
+    for (int w = 0; w < (int)FACTOR_WORDS(D); ++w) {
+        if (format == NBL_INT4P) {
             store_words(&m.k_factor[w][4u * lane], s.even[w]);
             store_words(&m.k_factor[w][K_FACTOR_STRIDE + 4u * lane], s.odd[w]);
+        } else if (format == NBL_MXFP4) {
+            const uint32_t shifts[4] = {s.shifts[4 * w], s.shifts[4 * w + 1], s.shifts[4 * w + 2], s.shifts[4 * w + 3]};
+            uint32_t powers[4];
+            powers_by_token(shifts, powers);
+            store_words(&m.k_factor[w][4u * lane], powers);
         }
     }
     reinterpret_cast<uint32_t *>(m.k_exponent)[lane] = s.exponents;
@@ -117,11 +133,16 @@ PTX_FN void store_k_scales(warp_memory<D, RPL> &m, uint32_t lane, uint32_t forma
 template <int D, int RPL>
 PTX_FN void store_v_scales(warp_memory<D, RPL> &m, uint32_t lane, uint32_t format, const token_scales<D> &s)
 {
-    if (format != NBL_INT8) {
+    if (format == NBL_INT4P) {
 #pragma unroll
         for (int w = 0; w < (int)FACTOR_WORDS(D); ++w) {
             store_words(&m.v_factor[w][0][4u * lane], s.even[w]);
             store_words(&m.v_factor[w][1][4u * lane], s.odd[w]);
+        }
+    } else if (format == NBL_MXFP4) {
+#pragma unroll
+        for (int i = 0; i < D / 32; ++i) {
+            m.v_power[i / 2][lane][i % 2] = half_powers(s.shifts[i]);
         }
     }
     float grid[4];

@@ -15,11 +15,18 @@
 #include "decode_codes.cuh"
 #include "decode_memory.cuh"
 
-/** Two words, elements 2g and 2g + 1 of a row of 64 bytes (16 elements, 4 tokens each) of V. */
-PTX_FN uint2 v_words(const uint8_t *codes, uint32_t row_bytes, uint32_t quad, uint32_t sixteen, uint32_t g)
+/** Where the lane's part of V begins: token quad t, elements 2g and 2g + 1 of 16. */
+PTX_FN uint32_t v_place(uint32_t row_bytes, uint32_t g, uint32_t t)
 {
-    uint32_t chunk = (4u * sixteen + g / 2u) ^ (2u * (quad % 4u));
-    return *reinterpret_cast<const uint2 *>(codes + quad * row_bytes + chunk * 16u + g % 2u * 8u);
+    return t * row_bytes + ((g / 2u) ^ (2u * t)) * 16u + g % 2u * 8u;
+}
+
+/** Two words, elements 2g and 2g + 1 of row t + 4 * half of V, whose sixteens take 64 bytes of 16 elements each. The
+ *  turn of a row's chunks is the same for both halves, and of a sixteen's place it moves bit 0 alone. */
+PTX_FN uint2 v_words(const uint8_t *codes, uint32_t place, uint32_t row_bytes, uint32_t half, uint32_t sixteen)
+{
+    const uint32_t at = (place ^ sixteen % 2u * 64u) + sixteen / 2u * 128u + half * 4u * row_bytes;
+    return *reinterpret_cast<const uint2 *>(codes + at);
 }
 
 /** One digit of the lane's four weights (bytes of `digits`) times the factors of four blocks: out[i] for block i,
@@ -86,6 +93,7 @@ template <int D, int RPL>
 PTX_FN void v_group_int4p(const uint8_t *codes, const uint32_t *factors, const uint32_t (&p)[2], uint32_t g, uint32_t t,
                           uint32_t high_nibbles, int32_t (&acc)[RPL][D / 16][4])
 {
+    const uint32_t place = v_place(2u * D, g, t);
     uint32_t digits[RPL][2], even[RPL][2][4], odd[RPL][2][4];
     digits_of<RPL>(p, g, digits);
 #pragma unroll
@@ -94,8 +102,8 @@ PTX_FN void v_group_int4p(const uint8_t *codes, const uint32_t *factors, const u
             weigh_blocks<RPL>(digits, factors + i / 4 * 2 * CUDA_TILE_TOKENS, 0, t, even);
             weigh_blocks<RPL>(digits, factors + i / 4 * 2 * CUDA_TILE_TOKENS, 1, t, odd);
         }
-        const uint2 w0 = v_words(codes, 2u * D, t, i, g);
-        const uint2 w1 = v_words(codes, 2u * D, 4u + t, i, g);
+        const uint2 w0 = v_words(codes, place, 2u * D, 0, i);
+        const uint2 w1 = v_words(codes, place, 2u * D, 1, i);
         const uint32_t low[4] = {int4p_low(w0.x, high_nibbles), int4p_low(w0.y, high_nibbles),
                                  int4p_low(w1.x, high_nibbles), int4p_low(w1.y, high_nibbles)};
         const uint32_t high[4] = {int4p_high(w0.x, high_nibbles), int4p_high(w0.y, high_nibbles),
@@ -110,70 +118,57 @@ PTX_FN void v_group_int4p(const uint8_t *codes, const uint32_t *factors, const u
     }
 }
 
-/** Nibbles of two words, a's in the even places: their low ones, or (HIGH) their high ones. */
-template <bool HIGH> PTX_FN uint32_t interleave(uint32_t a, uint32_t b)
+/** mxfp4: one digit of the weights of four tokens, as halves of words, times twice the factors of a block. As fp16 the
+ *  digits are subnormal, and so are the products, the largest of which is 240: their bits are integers. */
+PTX_FN void multiply_pairs(const uint32_t (&pairs)[2], uint2 powers, uint32_t (&out)[2])
 {
-    return HIGH ? (a >> 4 & 0x0f0f0f0fu) | (b & 0xf0f0f0f0u) : (a & 0x0f0f0f0fu) | (b << 4 & 0xf0f0f0f0u);
+    out[0] = ptx_mul_f16x2(pairs[0], powers.x);
+    out[1] = ptx_mul_f16x2(pairs[1], powers.y);
 }
 
-/** Digits of mxfp4's weights, twice as large, times the factors of blocks of 32: out[digit][k][i] for block i. The
- *  eight tokens of a lane come in this order: 4t, 4t + 16, 4t + 1, 4t + 17 (k = 0), then the others (k = 1). */
-template <int RPL>
-PTX_FN void weigh_interleaved(const uint32_t (&digits)[RPL][2], const uint32_t *factors, uint32_t t,
-                              uint32_t (&out)[RPL][2][4])
-{
-    const uint4 f0 = *reinterpret_cast<const uint4 *>(factors + 4u * t);
-    const uint4 f1 = *reinterpret_cast<const uint4 *>(factors + 16u + 4u * t);
-#pragma unroll
-    for (int digit = 0; digit < RPL; ++digit) {
-        const uint32_t low = digits[digit][0] * 2u, high = digits[digit][1] * 2u;
-        const uint32_t first[4] = {f0.x * ptx_prmt(low, 0, 0x4440u), f1.x * ptx_prmt(high, 0, 0x4440u),
-                                   f0.y * ptx_prmt(low, 0, 0x4441u), f1.y * ptx_prmt(high, 0, 0x4441u)};
-        const uint32_t second[4] = {f0.z * ptx_prmt(low, 0, 0x4442u), f1.z * ptx_prmt(high, 0, 0x4442u),
-                                    f0.w * ptx_prmt(low, 0, 0x4443u), f1.w * ptx_prmt(high, 0, 0x4443u)};
-        transpose_bytes(first, out[digit][0]);
-        transpose_bytes(second, out[digit][1]);
-    }
-}
-
-/** 16 elements of a block of mxfp4: x and y are codes of elements 2g and 2g + 1, tokens in the order of b. */
+/** mxfp4, 32 elements of four tokens a lane: w.x holds element 2g of both blocks of 16, w.y element 2g + 1. Half a word
+ *  selects the entries of two tokens, those of the second 16 in the odd places: b has the weights in the even places for
+ *  the first 16, in the odd ones for the others, and zeros between. */
 template <int D, int RPL>
-PTX_FN void v_mma_e2m1(const e2m1_tables &tables, uint32_t x, uint32_t y, const uint32_t (&b)[RPL][2], int at,
+PTX_FN void v_mma_e2m1(const e2m1_tables &tables, uint2 w, const uint32_t (&pairs)[RPL][2], uint2 powers, int block,
                        int32_t (&acc)[RPL][D / 16][4])
 {
     uint32_t up[4], down[4];
-    e2m1_operands<8>(tables, x, y, up, down);
+    e2m1_operands<8>(tables, w.x, w.y, up, down);
 #pragma unroll
     for (int digit = 0; digit < RPL; ++digit) {
-        ptx_mma_m16n8k32_su(acc[digit][at], up, b[digit]);
-        ptx_mma_m16n8k32_su(acc[digit][at], down, b[digit]);
+        uint32_t low[2];
+        multiply_pairs(pairs[digit], powers, low);
+        const uint32_t high[2] = {low[0] << 8, low[1] << 8};
+        ptx_mma_m16n8k32_su(acc[digit][2 * block], up, low);
+        ptx_mma_m16n8k32_su(acc[digit][2 * block + 1], up, high);
+        ptx_mma_m16n8k32_su(acc[digit][2 * block], down, low);
+        ptx_mma_m16n8k32_su(acc[digit][2 * block + 1], down, high);
     }
 }
 
-/** mxfp4: blocks of 32 elements. Codes enter 8 times as large, the digits twice. The codes of tokens n and n + 16 of an
- *  element are put side by side, so that half a word selects four entries. */
+/** mxfp4: blocks of 32 elements. Codes enter 8 times as large, the factors twice. */
 template <int D, int RPL>
-PTX_FN void v_group_mxfp4(const uint8_t *codes, const uint32_t *factors, const uint32_t (&p)[2], uint32_t g, uint32_t t,
-                          int32_t (&acc)[RPL][D / 16][4])
+PTX_FN void v_group_mxfp4(const uint8_t *codes, const uint2 (*powers)[2], const uint32_t (&p)[2], uint32_t g,
+                          uint32_t t, int32_t (&acc)[RPL][D / 16][4])
 {
     const e2m1_tables tables = e2m1_registers<8>();
-    uint32_t digits[RPL][2], x[RPL][2][4];
+    const uint32_t place = v_place(2u * D, g, t);
+    uint32_t digits[RPL][2];
     digits_of<RPL>(p, g, digits);
 #pragma unroll
-    for (int i = 0; i < D / 32; ++i) {
-        if (i % 4 == 0) {
-            weigh_interleaved<RPL>(digits, factors + i / 4 * 2 * CUDA_TILE_TOKENS, t, x);
-        }
-        const uint2 w0 = v_words(codes, 2u * D, t, i, g);
-        const uint2 w1 = v_words(codes, 2u * D, 4u + t, i, g);
-        uint32_t b[RPL][2];
+    for (int half = 0; half < 2; ++half) {
+        uint32_t pairs[RPL][2];
 #pragma unroll
         for (int digit = 0; digit < RPL; ++digit) {
-            b[digit][0] = x[digit][0][i % 4];
-            b[digit][1] = x[digit][1][i % 4];
+            pairs[digit][0] = ptx_prmt(digits[digit][half], 0, 0x4140u);
+            pairs[digit][1] = ptx_prmt(digits[digit][half], 0, 0x4342u);
         }
-        v_mma_e2m1<D, RPL>(tables, interleave<false>(w0.x, w1.x), interleave<false>(w0.y, w1.y), b, 2 * i, acc);
-        v_mma_e2m1<D, RPL>(tables, interleave<true>(w0.x, w1.x), interleave<true>(w0.y, w1.y), b, 2 * i + 1, acc);
+#pragma unroll
+        for (int i = 0; i < D / 32; ++i) {
+            const uint2 factors = powers[i / 2 * (int)(CUDA_TILE_TOKENS / 4u) + 4 * half + (int)t][i % 2];
+            v_mma_e2m1<D, RPL>(tables, v_words(codes, place, 2u * D, half, i), pairs, factors, i, acc);
+        }
     }
 }
 
@@ -182,12 +177,13 @@ template <int D, int RPL>
 PTX_FN void v_group_int8(const uint8_t *codes, const uint32_t (&p)[2], uint32_t g, uint32_t t,
                          int32_t (&acc)[RPL][D / 16][4])
 {
+    const uint32_t place = v_place(4u * D, g, t);
     const uint32_t keep = RPL == 2 || g % 2u == 1u ? 0xffffffffu : 0u;
     const uint32_t b[2] = {p[0] & keep, p[1] & keep};
 #pragma unroll
     for (int i = 0; i < D / 16; ++i) {
-        const uint2 w0 = v_words(codes, 4u * D, t, i, g);
-        const uint2 w1 = v_words(codes, 4u * D, 4u + t, i, g);
+        const uint2 w0 = v_words(codes, place, 4u * D, 0, i);
+        const uint2 w1 = v_words(codes, place, 4u * D, 1, i);
         const uint32_t a[4] = {w0.x, w0.y, w1.x, w1.y};
         ptx_mma_m16n8k32_su(acc[RPL - 1][i], a, b);
     }
@@ -203,7 +199,7 @@ PTX_FN void v_group(const warp_memory<D, RPL> &m, const uint8_t *codes, uint32_t
     if (format == NBL_INT4P) {
         v_group_int4p<D, RPL>(codes, factors, p, g, t, high_nibbles, acc);
     } else if (format == NBL_MXFP4) {
-        v_group_mxfp4<D, RPL>(codes, factors, p, g, t, acc);
+        v_group_mxfp4<D, RPL>(codes, &m.v_power[0][group * (GROUP / 4u)], p, g, t, acc);
     } else {
         v_group_int8<D, RPL>(codes, p, g, t, acc);
     }
