@@ -55,6 +55,15 @@ PTX_FN uint32_t ptx_dp4a_byte(uint32_t x, uint32_t n)
     return d;
 }
 
+/** Bits of a where mask is set, of b elsewhere, by one instruction, which the compiler does not find for a constant mask.
+ *  PTX ISA, Logic and Shift, lop3 */
+PTX_FN uint32_t ptx_select_bits(uint32_t mask, uint32_t a, uint32_t b)
+{
+    uint32_t d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xca;" : "=r"(d) : "r"(mask), "r"(a), "r"(b));
+    return d;
+}
+
 /** Four bytes of {b, a} picked by the selector's nibbles; a nibble's top bit replicates the byte's sign instead, which
  *  __byte_perm cannot do. PTX ISA, Data Movement, prmt */
 PTX_FN uint32_t ptx_prmt(uint32_t a, uint32_t b, uint32_t selector)

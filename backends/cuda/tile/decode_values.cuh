@@ -118,57 +118,72 @@ PTX_FN void v_group_int4p(const uint8_t *codes, const uint32_t *factors, const u
     }
 }
 
-/** mxfp4: one digit of the weights of four tokens, as halves of words, times twice the factors of a block. As fp16 the
- *  digits are subnormal, and so are the products, the largest of which is 240: their bits are integers. */
-PTX_FN void multiply_pairs(const uint32_t (&pairs)[2], uint2 powers, uint32_t (&out)[2])
+/** Nibbles of two words, a's in the even places: their low ones, or (HIGH) their high ones. */
+template <bool HIGH> PTX_FN uint32_t interleave(uint32_t a, uint32_t b)
 {
-    out[0] = ptx_mul_f16x2(pairs[0], powers.x);
-    out[1] = ptx_mul_f16x2(pairs[1], powers.y);
+    return ptx_select_bits(0x0f0f0f0fu, HIGH ? a >> 4 : a, HIGH ? b : b << 4);
 }
 
-/** mxfp4, 32 elements of four tokens a lane: w.x holds element 2g of both blocks of 16, w.y element 2g + 1. Half a word
- *  selects the entries of two tokens, those of the second 16 in the odd places: b has the weights in the even places for
- *  the first 16, in the odd ones for the others, and zeros between. */
-template <int D, int RPL>
-PTX_FN void v_mma_e2m1(const e2m1_tables &tables, uint2 w, const uint32_t (&pairs)[RPL][2], uint2 powers, int block,
-                       int32_t (&acc)[RPL][D / 16][4])
+/** mxfp4: one digit of the lane's weights, fp16: [half][tokens 4t and 4t + 1, or 4t + 2 and 4t + 3]. */
+PTX_FN void pairs_of(const uint32_t (&digits)[2], uint32_t (&pairs)[2][2])
 {
-    uint32_t up[4], down[4];
-    e2m1_operands<8>(tables, w.x, w.y, up, down);
 #pragma unroll
-    for (int digit = 0; digit < RPL; ++digit) {
-        uint32_t low[2];
-        multiply_pairs(pairs[digit], powers, low);
-        const uint32_t high[2] = {low[0] << 8, low[1] << 8};
-        ptx_mma_m16n8k32_su(acc[digit][2 * block], up, low);
-        ptx_mma_m16n8k32_su(acc[digit][2 * block + 1], up, high);
-        ptx_mma_m16n8k32_su(acc[digit][2 * block], down, low);
-        ptx_mma_m16n8k32_su(acc[digit][2 * block + 1], down, high);
+    for (int half = 0; half < 2; ++half) {
+        pairs[half][0] = ptx_prmt(digits[half], 0, 0x4140u);
+        pairs[half][1] = ptx_prmt(digits[half], 0, 0x4342u);
     }
 }
 
-/** mxfp4: blocks of 32 elements. Codes enter 8 times as large, the factors twice. */
+/** Weights of one digit times twice the factors of their tokens, as bytes in the order 4t, 4t + 16, 4t + 1, 4t + 17
+ *  (out[0]), then the others. As fp16 the digits are subnormal, and so are the products, up to 240: their bits are
+ *  integers. */
+PTX_FN void weigh_interleaved(const uint32_t (&pairs)[2][2], const uint2 (&powers)[2], uint32_t (&out)[2])
+{
+    out[0] = ptx_mul_f16x2(pairs[1][0], powers[1].x) * 256u + ptx_mul_f16x2(pairs[0][0], powers[0].x);
+    out[1] = ptx_mul_f16x2(pairs[1][1], powers[1].y) * 256u + ptx_mul_f16x2(pairs[0][1], powers[0].y);
+}
+
+/** 16 elements of a block of mxfp4: x and y are codes of elements 2g and 2g + 1, tokens in the order of b. */
+template <int D, int RPL>
+PTX_FN void v_mma_e2m1(const e2m1_tables &tables, uint32_t x, uint32_t y, const uint32_t (&b)[RPL][2], int at,
+                       int32_t (&acc)[RPL][D / 16][4])
+{
+    uint32_t up[4], down[4];
+    e2m1_operands<8>(tables, x, y, up, down);
+#pragma unroll
+    for (int digit = 0; digit < RPL; ++digit) {
+        ptx_mma_m16n8k32_su(acc[digit][at], up, b[digit]);
+        ptx_mma_m16n8k32_su(acc[digit][at], down, b[digit]);
+    }
+}
+
+/** mxfp4: blocks of 32 elements. Codes enter 8 times as large, the factors twice. The codes of tokens n and n + 16 of an
+ *  element are put side by side, so that half a word selects four entries. */
 template <int D, int RPL>
 PTX_FN void v_group_mxfp4(const uint8_t *codes, const uint2 (*powers)[2], const uint32_t (&p)[2], uint32_t g,
                           uint32_t t, int32_t (&acc)[RPL][D / 16][4])
 {
     const e2m1_tables tables = e2m1_registers<8>();
     const uint32_t place = v_place(2u * D, g, t);
-    uint32_t digits[RPL][2];
+    uint32_t digits[RPL][2], pairs[RPL][2][2];
     digits_of<RPL>(p, g, digits);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        uint32_t pairs[RPL][2];
+    for (int digit = 0; digit < RPL; ++digit) {
+        pairs_of(digits[digit], pairs[digit]);
+    }
+#pragma unroll
+    for (int i = 0; i < D / 32; ++i) {
+        const uint2(*of_pair)[2] = powers + i / 2 * (int)(CUDA_TILE_TOKENS / 4u) + t;
+        const uint2 factors[2] = {of_pair[0][i % 2], of_pair[4][i % 2]};
+        const uint2 w0 = v_words(codes, place, 2u * D, 0, i);
+        const uint2 w1 = v_words(codes, place, 2u * D, 1, i);
+        uint32_t b[RPL][2];
 #pragma unroll
         for (int digit = 0; digit < RPL; ++digit) {
-            pairs[digit][0] = ptx_prmt(digits[digit][half], 0, 0x4140u);
-            pairs[digit][1] = ptx_prmt(digits[digit][half], 0, 0x4342u);
+            weigh_interleaved(pairs[digit], factors, b[digit]);
         }
-#pragma unroll
-        for (int i = 0; i < D / 32; ++i) {
-            const uint2 factors = powers[i / 2 * (int)(CUDA_TILE_TOKENS / 4u) + 4 * half + (int)t][i % 2];
-            v_mma_e2m1<D, RPL>(tables, v_words(codes, place, 2u * D, half, i), pairs, factors, i, acc);
-        }
+        v_mma_e2m1<D, RPL>(tables, interleave<false>(w0.x, w1.x), interleave<false>(w0.y, w1.y), b, 2 * i, acc);
+        v_mma_e2m1<D, RPL>(tables, interleave<true>(w0.x, w1.x), interleave<true>(w0.y, w1.y), b, 2 * i + 1, acc);
     }
 }
 
