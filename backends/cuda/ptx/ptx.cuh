@@ -39,7 +39,13 @@ PTX_FN uint32_t ptx_dp2a_high_half(uint32_t x)
     return d;
 }
 
-/** ~(x >> 16) in the low half, likewise. `ones` is 0xffffffff in a register. PTX ISA, Integer Arithmetic, dp2a */
+/** ~x and ~(x >> 16) in the low half, likewise. `ones` is 0xffffffff in a register. PTX ISA, Integer Arithmetic, dp2a */
+PTX_FN uint32_t ptx_dp2a_not_low(uint32_t x, uint32_t ones)
+{
+    uint32_t d;
+    asm("dp2a.lo.u32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(x), "r"(0x00ffu), "r"(ones));
+    return d;
+}
 PTX_FN uint32_t ptx_dp2a_not_high(uint32_t x, uint32_t ones)
 {
     uint32_t d;

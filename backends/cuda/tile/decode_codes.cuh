@@ -81,8 +81,8 @@ PTX_FN void e2m1_operands(const e2m1_tables &tables, uint32_t x, uint32_t y, uin
     up[1] = e2m1_up<FACTOR>(tables, y);
     up[2] = e2m1_up<FACTOR>(tables, ptx_dp2a_high_half(x));
     up[3] = e2m1_up<FACTOR>(tables, ptx_dp2a_high_half(y));
-    down[0] = e2m1_down<FACTOR>(tables, ~x);
-    down[1] = e2m1_down<FACTOR>(tables, ~y);
+    down[0] = e2m1_down<FACTOR>(tables, ptx_dp2a_not_low(x, tables.ones));
+    down[1] = e2m1_down<FACTOR>(tables, ptx_dp2a_not_low(y, tables.ones));
     down[2] = e2m1_down<FACTOR>(tables, ptx_dp2a_not_high(x, tables.ones));
     down[3] = e2m1_down<FACTOR>(tables, ptx_dp2a_not_high(y, tables.ones));
 }
