@@ -149,7 +149,7 @@ template <int D, int RPL, typename F> struct walker {
     {
         formats = ask.formats; /* the asker is not past this tile yet */
         const uint32_t group = lane / 8u;
-        prepare_scales<D, RPL>(m, format_of<F, 0>(formats, group), format_of<F, 1>(formats, group),
+        prepare_scales<D, RPL, F::k == NBL_MXFP4>(m, format_of<F, 0>(formats, group), format_of<F, 1>(formats, group),
                                (int32_t)(u.kv_len - start - 4u * lane), lane);
     }
 

@@ -148,6 +148,14 @@ PTX_FN float2 read_k_scales(const uint8_t *exponents, uint32_t g)
     return make_float2(nbl_float_of(pair << 23 & 0x7f800000u), nbl_float_of(pair << 15 & 0x7f800000u));
 }
 
+/** The same of tokens from `first` on. PAIRED: prepare_scales has worked them out. */
+template <int D, int RPL, bool PAIRED>
+PTX_FN float2 scales_from(const warp_memory<D, RPL> &m, uint32_t first, uint32_t g)
+{
+    return PAIRED ? *reinterpret_cast<const float2 *>(&m.k_factor[0][K_FACTOR_STRIDE + first + 2u * g])
+                  : read_k_scales(&m.k_exponent[first], g);
+}
+
 /** Sums of a group's two 16-token tiles. PAIRED: all K are mxfp4, and Q is as that wants it. */
 template <int D, int RPL, bool PAIRED = false>
 PTX_FN void k_group(const warp_memory<D, RPL> &m, const uint8_t *codes, uint32_t format, uint32_t group, uint32_t lane,
@@ -174,8 +182,8 @@ PTX_FN void store_logits(warp_memory<D, RPL> &m, const uint8_t *codes, uint32_t 
     const int32_t bias[2] = {row_bias[0], row_bias[RPL - 1]};
     int32_t s[2][4];
     k_group<D, RPL, PAIRED>(m, codes, format, group, lane, bias, s);
-    const float2 low = read_k_scales(&m.k_exponent[group * GROUP], g);
-    const float2 high = read_k_scales(&m.k_exponent[group * GROUP + 16u], g);
+    const float2 low = scales_from<D, RPL, PAIRED>(m, group * GROUP, g);
+    const float2 high = scales_from<D, RPL, PAIRED>(m, group * GROUP + 16u, g);
 #pragma unroll
     for (int i = 0; i < RPL; ++i) {
         m.x[i][group][lane] = make_float4((float)s[0][i] * low.x, (float)s[0][2 + i] * low.y, (float)s[1][i] * high.x,

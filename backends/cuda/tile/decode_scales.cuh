@@ -73,19 +73,31 @@ template <int D> PTX_FN void read_int4p(const uint8_t (*raw)[CUDA_TILE_TOKENS], 
     s.exponents = reinterpret_cast<const uint32_t *>(raw[D / 32])[lane];
 }
 
+/** Least bytes of N words. As numbers of 16 bits, bytes 1 and 3 decide; so others take their places. */
+template <int N> PTX_FN uint32_t least_bytes(const uint32_t (&words)[N])
+{
+    uint32_t odd = words[0], even = words[0] << 8;
+#pragma unroll
+    for (int i = 1; i < N; ++i) {
+        odd = __vminu2(odd, words[i]);
+        even = __vminu2(even, words[i] << 8);
+    }
+    return ptx_prmt(even, odd, 0x7351u);
+}
+
 /** mxfp4: shifts of the lane's tokens for each block. */
 template <int D> PTX_FN void read_mxfp4(const uint8_t (*raw)[CUDA_TILE_TOKENS], uint32_t lane, token_scales<D> &s)
 {
-    uint32_t least;
+    uint32_t planes[D / 32];
 #pragma unroll
     for (int i = 0; i < D / 32; ++i) {
-        s.shifts[i] = reinterpret_cast<const uint32_t *>(raw[i])[lane];
-        least = i == 0 ? s.shifts[0] : __vminu4(least, s.shifts[i]);
+        planes[i] = reinterpret_cast<const uint32_t *>(raw[i])[lane];
     }
+    const uint32_t least = least_bytes(planes);
     s.exponents = least - 0x01010101u;
 #pragma unroll
     for (int i = 0; i < D / 32; ++i) {
-        s.shifts[i] -= least;
+        s.shifts[i] = planes[i] - least;
     }
 }
 
@@ -112,7 +124,16 @@ PTX_FN void store_words(uint32_t *to, const uint32_t (&x)[4])
     *reinterpret_cast<uint4 *>(to) = make_uint4(x[0], x[1], x[2], x[3]);
 }
 
-template <int D, int RPL>
+/** 2^e of four exponents, as binary32. */
+PTX_FN void powers_of_two(uint32_t exponents, uint32_t (&out)[4])
+{
+    out[0] = exponents << 23 & 0x7f800000u;
+    out[1] = exponents << 15 & 0x7f800000u;
+    out[2] = exponents << 7 & 0x7f800000u;
+    out[3] = exponents >> 1 & 0x7f800000u;
+}
+
+template <int D, int RPL, bool PAIRED>
 PTX_FN void store_k_scales(warp_memory<D, RPL> &m, uint32_t lane, uint32_t format, const token_scales<D> &s)
 {
 #pragma unroll
@@ -127,7 +148,13 @@ PTX_FN void store_k_scales(warp_memory<D, RPL> &m, uint32_t lane, uint32_t forma
             store_words(&m.k_factor[w][4u * lane], powers);
         }
     }
-    reinterpret_cast<uint32_t *>(m.k_exponent)[lane] = s.exponents;
+    if (PAIRED) {
+        uint32_t scales[4]; /* in place of the factors of odd blocks */
+        powers_of_two(s.exponents, scales);
+        store_words(&m.k_factor[0][K_FACTOR_STRIDE + 4u * lane], scales);
+    } else {
+        reinterpret_cast<uint32_t *>(m.k_exponent)[lane] = s.exponents;
+    }
 }
 
 template <int D, int RPL>
@@ -154,13 +181,14 @@ PTX_FN void store_v_scales(warp_memory<D, RPL> &m, uint32_t lane, uint32_t forma
     *reinterpret_cast<float4 *>(&m.v_grid[4u * lane]) = make_float4(grid[0], grid[1], grid[2], grid[3]);
 }
 
-/** Works out the scales of a tile that has landed, of which `tokens` of the lane's four tokens are there. */
-template <int D, int RPL>
+/** Works out the scales of a tile that has landed, of which `tokens` of the lane's four tokens are there. PAIRED: all K
+ *  are mxfp4, as store_logits takes them. */
+template <int D, int RPL, bool PAIRED = false>
 PTX_FN void prepare_scales(warp_memory<D, RPL> &m, uint32_t k_format, uint32_t v_format, int32_t tokens, uint32_t lane)
 {
     token_scales<D> s = {};
     read_scales<D>(m.raw[0], k_format, tokens, lane, s);
-    store_k_scales<D, RPL>(m, lane, k_format, s);
+    store_k_scales<D, RPL, PAIRED>(m, lane, k_format, s);
     read_scales<D>(m.raw[1], v_format, tokens, lane, s);
     store_v_scales<D, RPL>(m, lane, v_format, s);
     __syncwarp();

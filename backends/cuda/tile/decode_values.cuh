@@ -163,7 +163,7 @@ template <int D, int RPL>
 PTX_FN void v_group_mxfp4(const uint8_t *codes, const uint2 (*powers)[2], const uint32_t (&p)[2], uint32_t g,
                           uint32_t t, int32_t (&acc)[RPL][D / 16][4])
 {
-    const e2m1_tables tables = e2m1_registers<8>();
+    const e2m1_tables tables = D <= 128 ? e2m1_registers<8>() : e2m1_constants<8>(); /* no registers are left */
     const uint32_t place = v_place(2u * D, g, t);
     uint32_t digits[RPL][2], pairs[RPL][2][2];
     digits_of<RPL>(p, g, digits);
