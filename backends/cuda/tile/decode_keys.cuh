@@ -16,7 +16,7 @@
 /** The lane's place in a line of 128 bytes: tokens 2g and 2g + 1 of 16-token tile `half`, of lines = t mod 4. */
 PTX_FN uint32_t k_place(uint32_t half, uint32_t g, uint32_t t)
 {
-    return (((g / 2u) ^ (2u * t)) * 16u + g % 2u * 8u) ^ (64u * half);
+    return ((4u * half + g / 2u) ^ (2u * t)) * 16u + g % 2u * 8u;
 }
 
 /** Where the lane's part of Q lies. With RPL 1 columns 2q and 2q + 1 are the same, and the odd one is not used. */

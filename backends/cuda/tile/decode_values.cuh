@@ -15,18 +15,11 @@
 #include "decode_codes.cuh"
 #include "decode_memory.cuh"
 
-/** Where the lane's part of V begins: token quad t, elements 2g and 2g + 1 of 16. */
-PTX_FN uint32_t v_place(uint32_t row_bytes, uint32_t g, uint32_t t)
+/** Two words, elements 2g and 2g + 1 of a row of 64 bytes (16 elements, 4 tokens each) of V. */
+PTX_FN uint2 v_words(const uint8_t *codes, uint32_t row_bytes, uint32_t quad, uint32_t sixteen, uint32_t g)
 {
-    return t * row_bytes + ((g / 2u) ^ (2u * t)) * 16u + g % 2u * 8u;
-}
-
-/** Two words, elements 2g and 2g + 1 of row t + 4 * half of V, whose sixteens take 64 bytes of 16 elements each. The
- *  turn of a row's chunks is the same for both halves, and of a sixteen's place it moves bit 0 alone. */
-PTX_FN uint2 v_words(const uint8_t *codes, uint32_t place, uint32_t row_bytes, uint32_t half, uint32_t sixteen)
-{
-    const uint32_t at = (place ^ sixteen % 2u * 64u) + sixteen / 2u * 128u + half * 4u * row_bytes;
-    return *reinterpret_cast<const uint2 *>(codes + at);
+    uint32_t chunk = (4u * sixteen + g / 2u) ^ (2u * (quad % 4u));
+    return *reinterpret_cast<const uint2 *>(codes + quad * row_bytes + chunk * 16u + g % 2u * 8u);
 }
 
 /** One digit of the lane's four weights (bytes of `digits`) times the factors of four blocks: out[i] for block i,
@@ -93,7 +86,6 @@ template <int D, int RPL>
 PTX_FN void v_group_int4p(const uint8_t *codes, const uint32_t *factors, const uint32_t (&p)[2], uint32_t g, uint32_t t,
                           uint32_t high_nibbles, int32_t (&acc)[RPL][D / 16][4])
 {
-    const uint32_t place = v_place(2u * D, g, t);
     uint32_t digits[RPL][2], even[RPL][2][4], odd[RPL][2][4];
     digits_of<RPL>(p, g, digits);
 #pragma unroll
@@ -102,8 +94,8 @@ PTX_FN void v_group_int4p(const uint8_t *codes, const uint32_t *factors, const u
             weigh_blocks<RPL>(digits, factors + i / 4 * 2 * CUDA_TILE_TOKENS, 0, t, even);
             weigh_blocks<RPL>(digits, factors + i / 4 * 2 * CUDA_TILE_TOKENS, 1, t, odd);
         }
-        const uint2 w0 = v_words(codes, place, 2u * D, 0, i);
-        const uint2 w1 = v_words(codes, place, 2u * D, 1, i);
+        const uint2 w0 = v_words(codes, 2u * D, t, i, g);
+        const uint2 w1 = v_words(codes, 2u * D, 4u + t, i, g);
         const uint32_t low[4] = {int4p_low(w0.x, high_nibbles), int4p_low(w0.y, high_nibbles),
                                  int4p_low(w1.x, high_nibbles), int4p_low(w1.y, high_nibbles)};
         const uint32_t high[4] = {int4p_high(w0.x, high_nibbles), int4p_high(w0.y, high_nibbles),
@@ -164,7 +156,6 @@ PTX_FN void v_group_mxfp4(const uint8_t *codes, const uint2 (*powers)[2], const 
                           uint32_t t, int32_t (&acc)[RPL][D / 16][4])
 {
     const e2m1_tables tables = D <= 128 ? e2m1_registers<8>() : e2m1_constants<8>(); /* no registers are left */
-    const uint32_t place = v_place(2u * D, g, t);
     uint32_t digits[RPL][2], pairs[RPL][2][2];
     digits_of<RPL>(p, g, digits);
 #pragma unroll
@@ -175,8 +166,8 @@ PTX_FN void v_group_mxfp4(const uint8_t *codes, const uint2 (*powers)[2], const 
     for (int i = 0; i < D / 32; ++i) {
         const uint2(*of_pair)[2] = powers + i / 2 * (int)(CUDA_TILE_TOKENS / 4u) + t;
         const uint2 factors[2] = {of_pair[0][i % 2], of_pair[4][i % 2]};
-        const uint2 w0 = v_words(codes, place, 2u * D, 0, i);
-        const uint2 w1 = v_words(codes, place, 2u * D, 1, i);
+        const uint2 w0 = v_words(codes, 2u * D, t, i, g);
+        const uint2 w1 = v_words(codes, 2u * D, 4u + t, i, g);
         uint32_t b[RPL][2];
 #pragma unroll
         for (int digit = 0; digit < RPL; ++digit) {
@@ -192,13 +183,12 @@ template <int D, int RPL>
 PTX_FN void v_group_int8(const uint8_t *codes, const uint32_t (&p)[2], uint32_t g, uint32_t t,
                          int32_t (&acc)[RPL][D / 16][4])
 {
-    const uint32_t place = v_place(4u * D, g, t);
     const uint32_t keep = RPL == 2 || g % 2u == 1u ? 0xffffffffu : 0u;
     const uint32_t b[2] = {p[0] & keep, p[1] & keep};
 #pragma unroll
     for (int i = 0; i < D / 16; ++i) {
-        const uint2 w0 = v_words(codes, place, 4u * D, 0, i);
-        const uint2 w1 = v_words(codes, place, 4u * D, 1, i);
+        const uint2 w0 = v_words(codes, 4u * D, t, i, g);
+        const uint2 w1 = v_words(codes, 4u * D, 4u + t, i, g);
         const uint32_t a[4] = {w0.x, w0.y, w1.x, w1.y};
         ptx_mma_m16n8k32_su(acc[RPL - 1][i], a, b);
     }
