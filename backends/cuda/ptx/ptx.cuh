@@ -39,13 +39,15 @@ PTX_FN uint32_t ptx_dp2a_high_half(uint32_t x)
     return d;
 }
 
-/** ~x and ~(x >> 16) in the low half, likewise. `ones` is 0xffffffff in a register. PTX ISA, Integer Arithmetic, dp2a */
+/** ~x in the low half, likewise. `ones` is 0xffffffff in a register. PTX ISA, Integer Arithmetic, dp2a */
 PTX_FN uint32_t ptx_dp2a_not_low(uint32_t x, uint32_t ones)
 {
     uint32_t d;
     asm("dp2a.lo.u32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(x), "r"(0x00ffu), "r"(ones));
     return d;
 }
+
+/** ~(x >> 16) in the low half. PTX ISA, Integer Arithmetic, dp2a */
 PTX_FN uint32_t ptx_dp2a_not_high(uint32_t x, uint32_t ones)
 {
     uint32_t d;
@@ -61,7 +63,7 @@ PTX_FN uint32_t ptx_dp4a_byte(uint32_t x, uint32_t n)
     return d;
 }
 
-/** Bits of a where mask is set, of b elsewhere, by one instruction, which the compiler does not find for a constant mask.
+/** Bits of a where mask is set, of b elsewhere: one instruction, of which the compiler makes two for a constant mask.
  *  PTX ISA, Logic and Shift, lop3 */
 PTX_FN uint32_t ptx_select_bits(uint32_t mask, uint32_t a, uint32_t b)
 {

@@ -48,13 +48,13 @@ template <int D, int RPL> struct warp_memory {
     };
     union {
         uint32_t v_factor[FACTOR_WORDS(D)][2][CUDA_TILE_TOKENS]; /**< [][odd block][token] */
-        /** mxfp4: twice the factors of four tokens, fp16: [pair of blocks][tokens][block]. A group's lie where they would
-         *  in v_factor: another group may have another format. */
+        /** mxfp4: twice the factors of four tokens, fp16: [pair of blocks][tokens][block]. A group's lie where those of
+         *  v_factor would: another group may have another format. */
         uint2 v_power[D / 64][CUDA_TILE_TOKENS / 4][2];
     };
-    float v_grid[CUDA_TILE_TOKENS];                          /**< ev + NBL_GRID */
-    uint8_t k_exponent[CUDA_TILE_TOKENS];                    /**< ek + 127 */
-    uint2 q[D / 32][16 * RPL]; /**< the B operand of Q by k-step; with RPL 1 two columns share one */
+    float v_grid[CUDA_TILE_TOKENS];       /**< ev + NBL_GRID */
+    uint8_t k_exponent[CUDA_TILE_TOKENS]; /**< ek + 127 */
+    uint2 q[D / 32][16 * RPL];            /**< the B operand of Q by k-step; with RPL 1 two columns share one */
 };
 
 /** Row i of the RPL whose products a lane gets; t is the lane modulo 4. */

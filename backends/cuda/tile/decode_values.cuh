@@ -149,13 +149,14 @@ PTX_FN void v_mma_e2m1(const e2m1_tables &tables, uint32_t x, uint32_t y, const 
     }
 }
 
-/** mxfp4: blocks of 32 elements. Codes enter 8 times as large, the factors twice. The codes of tokens n and n + 16 of an
- *  element are put side by side, so that half a word selects four entries. */
+/** mxfp4: blocks of 32 elements. Codes enter 8 times as large, the factors twice. The codes of tokens n and n + 16 of
+ *  an element are put side by side, so that half a word selects four entries. */
 template <int D, int RPL>
 PTX_FN void v_group_mxfp4(const uint8_t *codes, const uint2 (*powers)[2], const uint32_t (&p)[2], uint32_t g,
                           uint32_t t, int32_t (&acc)[RPL][D / 16][4])
 {
-    const e2m1_tables tables = D <= 128 ? e2m1_registers<8>() : e2m1_constants<8>(); /* no registers are left */
+    /* for more elements no registers are left */
+    const e2m1_tables tables = D <= 128 ? e2m1_registers<8>() : e2m1_constants<8>();
     uint32_t digits[RPL][2], pairs[RPL][2][2];
     digits_of<RPL>(p, g, digits);
 #pragma unroll
