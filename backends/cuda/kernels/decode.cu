@@ -28,7 +28,9 @@
 #include "../tile/decode_softmax.cuh"
 #include "../tile/decode_unit.cuh"
 #include "../tile/decode_values.cuh"
+#include "../tile/decode_values_half.cuh"
 #include "../tile/launch.cuh"
+#include <type_traits>
 
 namespace
 {
@@ -45,6 +47,13 @@ template <int D, int RPL> struct shape {
     /* of a multiprocessor; more would leave too few registers */
     static constexpr int warps = RPL == 1 ? (D <= 128 ? 16 : 8) : (D == 128 ? WARPS_OF_EIGHT_ROWS : 8);
 };
+
+/* Whether P V takes halves. */
+template <int D, int RPL, typename F>
+constexpr bool TAKES_HALVES = D == 128 && RPL == 2 && F::are_known &&F::v == NBL_INT4P;
+
+template <int D, int RPL, typename F>
+using memory_of = typename std::conditional<TAKES_HALVES<D, RPL, F>, half_memory<D, RPL>, warp_memory<D, RPL>>::type;
 
 constexpr uint32_t RESERVED_BYTES = 1024; /* of a block's shared memory, for the system */
 constexpr uint32_t DEFAULT_BYTES = 49152; /* that a block may have without being asked */
@@ -100,21 +109,40 @@ using unit_copies = plain_copies;
 using unit_copies = copies_once;
 #endif
 
+/* P of tokens n and n + 1 for shared memory: bytes, of both rows of a lane side by side; or halves, a word for each token.
+ */
+template <int RPL, bool HALVES> PTX_FN void pack(const float2 (&p)[RPL], uint32_t &first, uint32_t &second)
+{
+    const uint32_t even[2] = {nbl_bits_of(p[0].x), nbl_bits_of(p[RPL - 1].x)};
+    const uint32_t odd[2] = {nbl_bits_of(p[0].y), nbl_bits_of(p[RPL - 1].y)};
+    if (HALVES) {
+        first = ptx_prmt(even[0], even[1], 0x5410u);
+        second = ptx_prmt(odd[0], odd[1], 0x5410u);
+    } else {
+        const uint32_t low = ptx_prmt(even[0], odd[0], 0x4040u);
+        first = RPL == 1 ? low : ptx_prmt(low, ptx_prmt(even[1], odd[1], 0x4040u), 0x5410u);
+    }
+}
+
 /* The walk of a warp over its unit. */
 template <int D, int RPL, typename F> struct walker {
+    static constexpr bool halves = TAKES_HALVES<D, RPL, F>;
     const attend_params &p;
-    warp_memory<D, RPL> &m;
+    memory_of<D, RPL, F> &m;
     const unit &u;
     uint32_t lane, g, t;
     uint32_t high_nibbles;
     asker<unit_copies> ask;
     lane_rows<RPL> rows;
+    int32_t inner_first, inner_last; /* where tiles may start that all rows see all of */
     float o[D / 16][2][RPL];
 
     /* of the tile and group in work */
     uint32_t formats;
     float b[RPL];
     int32_t acc[RPL][D / 16][4];
+    float half_acc[D / 16][4]; /* in place of acc, where P V takes halves */
+    float block_sums[4];
 
     /* Turns that are asked for before prepare has ended. All at once would hold up what it still reads and writes; with
      * eight rows less is asked for at once anyway. */
@@ -144,13 +172,32 @@ template <int D, int RPL, typename F> struct walker {
         }
     }
 
+    /* Rows that are not there see what the others do. */
+    __device__ __forceinline__ void find_inner()
+    {
+        int32_t first = 0, end = INT32_MAX;
+#pragma unroll
+        for (int i = 0; i < RPL; ++i) {
+            if (lane_row<RPL>(t, i) < u.rows) {
+                first = max(first, rows.first[i]);
+                end = min(end, rows.end[i]);
+            }
+        }
+        inner_first = __reduce_max_sync(0xffffffffu, first);
+        inner_last = __reduce_min_sync(0xffffffffu, end) - (int32_t)CUDA_TILE_TOKENS;
+    }
+
     /* Before the first group: scales, which have landed with it. */
     __device__ __forceinline__ void begin_tile_work(uint32_t start)
     {
         formats = ask.formats; /* the asker is not past this tile yet */
         const uint32_t group = lane / 8u;
-        prepare_scales<D, RPL, F::k == NBL_MXFP4>(m, format_of<F, 0>(formats, group), format_of<F, 1>(formats, group),
-                                                  (int32_t)(u.kv_len - start - 4u * lane), lane);
+        if constexpr (halves) {
+            store_v_halves<D, RPL>(m, lane);
+        }
+        prepare_scales<D, RPL, F::k == NBL_MXFP4, halves>(m, format_of<F, 0>(formats, group),
+                                                          format_of<F, 1>(formats, group),
+                                                          (int32_t)(u.kv_len - start - 4u * lane), lane);
     }
 
     /* One group of K: logits but for the row's scale. */
@@ -164,14 +211,23 @@ template <int D, int RPL, typename F> struct walker {
     __device__ __forceinline__ void softmax(int32_t start)
     {
         float x[RPL][LANE_TOKENS], rescale[RPL];
-        uint32_t pairs[RPL][LANE_TOKENS / 2], packed[LANE_TOKENS / 2], visible[RPL];
+        uint32_t packed[LANE_TOKENS], visible[RPL];
         __syncwarp(); /* the factors of K make room for P */
 #pragma unroll
         for (int i = 0; i < RPL; ++i) {
             read_logits(m.x[i], lane, x[i]);
-            visible[i] = visible_bits(rows.first[i], rows.end[i], start, g);
+            visible[i] = 0xffffu;
         }
-        columns_softmax<RPL>(x, &m.v_grid[2u * g], visible, rows, rescale, pairs, b);
+        if (start < inner_first || start > inner_last) {
+#pragma unroll
+            for (int i = 0; i < RPL; ++i) {
+                visible[i] = visible_bits(rows.first[i], rows.end[i], start, g);
+            }
+        }
+        const float magic = halves ? HALF_MAGIC : NBL_MAGIC;
+        columns_softmax<RPL>(x, &m.v_grid[2u * g], visible, magic, rows, rescale, b, [&](int n, const float2(&p)[RPL]) {
+            pack<RPL, halves>(p, packed[halves ? n : n / 2], packed[n + 1]);
+        });
 #pragma unroll
         for (int i = 0; i < RPL; ++i) {
             if (__any_sync(0xffffffffu, rescale[i] != 1.0f)) {
@@ -183,34 +239,42 @@ template <int D, int RPL, typename F> struct walker {
             }
         }
 #pragma unroll
-        for (int n = 0; n < LANE_TOKENS / 2; ++n) {
-            packed[n] = RPL == 1 ? pairs[0][n] : ptx_prmt(pairs[0][n], pairs[RPL - 1][n], 0x5410u);
-        }
-#pragma unroll
         for (uint32_t group = 0; group < GROUPS; ++group) {
-            m.packed[group][lane] = make_uint2(packed[2 * group], packed[2 * group + 1]);
+            if constexpr (halves) {
+                store_half_group(m, group, lane, &packed[4 * group]);
+            } else {
+                m.packed[group][lane] = make_uint2(packed[2 * group], packed[2 * group + 1]);
+            }
         }
     }
 
     /* One group of V. */
     __device__ __forceinline__ void v_work(const uint8_t *codes, uint32_t group)
     {
-        const uint2 packed = m.packed[group][lane];
-        const uint32_t weights[2] = {ptx_movmatrix_trans(packed.x), ptx_movmatrix_trans(packed.y)};
-        v_group<D, RPL>(m, codes, format_of<F, 1>(formats, group), group, lane, weights, high_nibbles, acc);
+        if constexpr (halves) {
+            v_group_half<D, RPL>(m, codes, group, lane, half_acc, block_sums);
+        } else {
+            const uint2 packed = m.packed[group][lane];
+            const uint32_t weights[2] = {ptx_movmatrix_trans(packed.x), ptx_movmatrix_trans(packed.y)};
+            v_group<D, RPL>(m, codes, format_of<F, 1>(formats, group), group, lane, weights, high_nibbles, acc);
+        }
     }
 
     /* After the last group of V: O takes the tile in. */
     __device__ __forceinline__ void end_tile_work()
     {
+        if constexpr (halves) {
+            end_half_sums<D, RPL>(m, lane, block_sums, half_acc);
+        }
 #pragma unroll
         for (int n = 0; n < D / 16; ++n) {
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
 #pragma unroll
                 for (int i = 0; i < RPL; ++i) {
-                    const float sum = (float)value_sum<RPL>(acc, n, e, i);
-                    o[n][e][i] = b[i] != 0.0f ? nbl_fma(sum, b[i], o[n][e][i]) : o[n][e][i];
+                    const float sum = halves ? half_acc[n][2 * e + i] : (float)value_sum<RPL>(acc, n, e, i);
+                    const float weight = halves ? b[i] * HALF_UNITS : b[i];
+                    o[n][e][i] = b[i] != 0.0f ? nbl_fma(sum, weight, o[n][e][i]) : o[n][e][i];
                 }
             }
         }
@@ -223,8 +287,10 @@ template <int D, int RPL, typename F> struct walker {
 #pragma unroll
             for (int n = 0; n < D / 16; ++n) {
                 acc[i][n][0] = acc[i][n][1] = acc[i][n][2] = acc[i][n][3] = 0;
+                half_acc[n][0] = half_acc[n][1] = half_acc[n][2] = half_acc[n][3] = 0.0f;
             }
         }
+        block_sums[0] = block_sums[1] = block_sums[2] = block_sums[3] = 0.0f;
     }
 
     /* Groups of a turn whose instructions the compiler mixes: a pair hides the latency of one in the other. With eight
@@ -249,6 +315,61 @@ template <int D, int RPL, typename F> struct walker {
             v_work(codes + i * stride, first + i);
         }
         return groups;
+    }
+
+    /* Asks for a turn of the kind, formats being known. */
+    template <uint32_t KIND> __device__ __forceinline__ void ask_known(uint32_t turn)
+    {
+        ask.index = KIND * GROUPS + turn * turn_groups<D, F, KIND>(0);
+        ask_kind<D, F, KIND>(ask, ptx_shared_address(m.ring[turn % RING]), lane);
+    }
+
+    /* The walk where formats are known: a tile is k_turns of K and v_turns of V, even numbers, so that a turn's place in
+     * the ring is known too. */
+    __device__ __forceinline__ void run_known()
+    {
+        const uint32_t k_turns = GROUPS / turn_groups<D, F, 0>(0);
+        const uint32_t v_turns = GROUPS / turn_groups<D, F, 1>(0);
+#pragma unroll 1
+        for (uint32_t tile = u.first_tile; tile < u.end_tile; ++tile) {
+#pragma unroll 1
+            for (uint32_t turn = 0; turn < k_turns; ++turn) {
+                ptx_cp_async_wait<RING - 1>();
+                __syncwarp();
+                if (turn == 0) {
+                    begin_tile_work(tile * CUDA_TILE_TOKENS);
+                }
+                k_turn(m.ring[turn % RING], turn * (GROUPS / k_turns));
+                __syncwarp();
+                if (k_turns > RING && turn + RING < k_turns) {
+                    ask_known<0>(turn + RING);
+                } else {
+                    ask_known<1>(turn + RING - k_turns);
+                }
+                ptx_cp_async_commit();
+            }
+            softmax((int32_t)(tile * CUDA_TILE_TOKENS));
+            clear_sums();
+#pragma unroll 1
+            for (uint32_t turn = 0; turn < v_turns; ++turn) {
+                ptx_cp_async_wait<RING - 1>();
+                __syncwarp();
+                v_turn(m.ring[turn % RING], turn * (GROUPS / v_turns));
+                __syncwarp();
+                if (v_turns > RING && turn + RING < v_turns) {
+                    ask_known<1>(turn + RING);
+                } else if (tile + 1u < u.end_tile) {
+                    if (turn + RING == v_turns) {
+                        ask.tile = tile + 1u;
+                        begin_tile<D, RPL, F>(p, m, u, lane, ask);
+                    }
+                    ask_known<0>(turn + RING - v_turns);
+                }
+                ptx_cp_async_commit();
+            }
+            end_tile_work();
+        }
+        ptx_cp_async_wait<0>();
     }
 
     __device__ __forceinline__ void run()
@@ -288,7 +409,7 @@ template <int D, int RPL, typename F> struct walker {
 template <int D, int RPL, uint32_t K, uint32_t V>
 __global__ void __launch_bounds__(32, shape<D, RPL>::warps) decode_kernel(const __grid_constant__ attend_params p)
 {
-    __shared__ __align__(512) warp_memory<D, RPL> m;
+    __shared__ __align__(512) memory_of<D, RPL, call_formats<K, V>> m;
     const uint32_t lane = threadIdx.x;
     unit u;
     place_unit(p, blockIdx.x, u);
@@ -306,6 +427,7 @@ __global__ void __launch_bounds__(32, shape<D, RPL>::warps) decode_kernel(const 
     ptx_grid_release();
     const bool is_bad = p.sequences[u.sequence].q_len == 0; /* on its way with the rows */
     w.rows = load_rows<RPL>(p, u, w.t);
+    w.find_inner();
     load_queries<D, RPL, K == NBL_MXFP4>(p, u, m, lane);
     w.fill_ring();
     if (is_bad) {
@@ -319,7 +441,11 @@ __global__ void __launch_bounds__(32, shape<D, RPL>::warps) decode_kernel(const 
             w.o[n][0][i] = w.o[n][1][i] = 0.0f;
         }
     }
-    w.run();
+    if constexpr (call_formats<K, V>::are_known) {
+        w.run_known();
+    } else {
+        w.run();
+    }
     write_states<D, RPL>(p, u, w.rows, w.o, w.g, w.t);
     __syncwarp();
     if (lane == 0) {
@@ -343,7 +469,7 @@ template <int D, int RPL, typename F> cudaError_t launch(const attend_params *p,
     if (units == 0) {
         return cudaSuccess;
     }
-    const uint32_t spread = spread_bytes(p, units, sizeof(warp_memory<D, RPL>));
+    const uint32_t spread = spread_bytes(p, units, sizeof(memory_of<D, RPL, F>));
     return launch_after(decode_kernel<D, RPL, F::k, F::v>, dim3(units), 32u, spread, stream, p);
 }
 

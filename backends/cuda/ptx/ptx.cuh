@@ -178,6 +178,22 @@ PTX_FN uint32_t ptx_keep(uint32_t x)
     return x;
 }
 
+/** Products of two pairs of fp16, RNE, subnormals kept. PTX ISA, Half Precision Floating Point, mul */
+PTX_FN uint32_t ptx_mul_f16x2(uint32_t a, uint32_t b)
+{
+    uint32_t d;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+
+/** a * b + c of two pairs of fp16, rounded once, RNE. PTX ISA, Half Precision Floating Point, fma */
+PTX_FN uint32_t ptx_fma_f16x2(uint32_t a, uint32_t b, uint32_t c)
+{
+    uint32_t d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
 /** Two numbers rounded to bf16, RNE; low in the low half. PTX ISA, Data Movement and Conversion, cvt */
 PTX_FN uint32_t ptx_bf16x2(float low, float high)
 {

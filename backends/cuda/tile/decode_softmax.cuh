@@ -159,15 +159,21 @@ PTX_FN float grid_logits(const float (&x)[LANE_TOKENS], const float *grid, float
     return most[0];
 }
 
-/** P of a token pair, in bytes 0 and 2 of the result, and what it adds to l. */
-PTX_FN uint32_t weigh(float t0, float t1, float most, float2 grid, float &even, float &odd)
+/** MAGIC + P of a token pair, and what it adds to l. MAGIC is NBL_MAGIC, perhaps with an even number below 2^16 more. */
+PTX_FN float2 weigh_pair(float t0, float t1, float most, float2 grid, float magic, float &even, float &odd)
 {
     const float p0 = ptx_ex2(t0 - most), p1 = ptx_ex2(t1 - most);
     const uint32_t q = ptx_cvt_bf16x2(p1, p0);
     even = nbl_fma(nbl_float_of(q << 16), weight_of(grid.x), even);
     odd = nbl_fma(nbl_float_of(q & 0xffff0000u), weight_of(grid.y), odd);
-    return ptx_prmt(nbl_bits_of(nbl_fma(p0, NBL_P_SCALE, NBL_MAGIC)), nbl_bits_of(nbl_fma(p1, NBL_P_SCALE, NBL_MAGIC)),
-                    0x4040u);
+    return make_float2(nbl_fma(p0, NBL_P_SCALE, magic), nbl_fma(p1, NBL_P_SCALE, magic));
+}
+
+/** P of a token pair, in bytes 0 and 2 of the result, and what it adds to l. */
+PTX_FN uint32_t weigh(float t0, float t1, float most, float2 grid, float &even, float &odd)
+{
+    const float2 p = weigh_pair(t0, t1, most, grid, NBL_MAGIC, even, odd);
+    return ptx_prmt(nbl_bits_of(p.x), nbl_bits_of(p.y), 0x4040u);
 }
 
 /** Moves the base of each column that has a logit too far above it; t and the largest are then others, and rescale[i]
@@ -198,14 +204,13 @@ PTX_FN void move_bases(const float (&x)[RPL][LANE_TOKENS], const float *grid, co
     }
 }
 
-/** Weights of the lane's rows in one tile: b[i], 0 if the tile adds nothing; rescale[i], the factor for O; pairs[i][n],
- *  P of tokens 2n and 2n + 1 as bytes, twice. The rows go side by side, so that one hides the latency of the other. The
+/** Weights of the lane's rows in one tile: b[i], 0 if the tile adds nothing; rescale[i], the factor for O. P is
+ *  handed over by take(n, p): p[i] has magic + P of tokens n and n + 1. The rows go side by side, so that one hides the latency of the other. The
  *  warp stays together: what only some columns need is done by all and kept by those. ex2.approx.ftz gives 0 below
  *  2^-126. */
-template <int RPL>
+template <int RPL, typename Take>
 PTX_FN void columns_softmax(const float (&x)[RPL][LANE_TOKENS], const float *grid, const uint32_t (&visible)[RPL],
-                            lane_rows<RPL> &rows, float (&rescale)[RPL], uint32_t (&pairs)[RPL][LANE_TOKENS / 2],
-                            float (&b)[RPL])
+                            float magic, lane_rows<RPL> &rows, float (&rescale)[RPL], float (&b)[RPL], Take take)
 {
     float t[RPL][LANE_TOKENS], most[RPL], even[RPL] = {}, odd[RPL] = {}, l[RPL];
     bool moves = false;
@@ -228,10 +233,12 @@ PTX_FN void columns_softmax(const float (&x)[RPL][LANE_TOKENS], const float *gri
 #pragma unroll
     for (int n = 0; n < LANE_TOKENS; n += 2) {
         const float2 pair = read_grid(grid, n);
+        float2 p[RPL];
 #pragma unroll
         for (int i = 0; i < RPL; ++i) {
-            pairs[i][n / 2] = weigh(t[i][n], t[i][n + 1], most[i], pair, even[i], odd[i]);
+            p[i] = weigh_pair(t[i][n], t[i][n + 1], most[i], pair, magic, even[i], odd[i]);
         }
+        take(n, p);
     }
     columns_tree<RPL>(even, odd, l);
 #pragma unroll
