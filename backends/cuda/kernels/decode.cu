@@ -10,7 +10,8 @@
  *
  *     Q K                       800    decode_keys.cuh
  *     P V                       710    decode_values.cuh
- *     softmax                   280    decode_softmax.cuh   a row; up to eight rows double it
+ *     softmax                   280    decode_softmax.cuh   a row; up to eight rows double it, and P V of int4p is then
+ *                                                           decode_values_half.cuh
  *     loading, page walk        250    decode_load.cuh
  *     scales                    120    decode_scales.cuh    once per tile, a lane for four tokens
  *     O                          70
@@ -134,7 +135,7 @@ template <int D, int RPL, typename F> struct walker {
     uint32_t high_nibbles;
     asker<unit_copies> ask;
     lane_rows<RPL> rows;
-    int32_t inner_first, inner_last; /* where tiles may start that all rows see all of */
+    int32_t inner_first, inner_last; /* where tiles may start that all rows see all of; if formats are known */
     float o[D / 16][2][RPL];
 
     /* of the tile and group in work */
@@ -218,7 +219,7 @@ template <int D, int RPL, typename F> struct walker {
             read_logits(m.x[i], lane, x[i]);
             visible[i] = 0xffffu;
         }
-        if (start < inner_first || start > inner_last) {
+        if (!F::are_known || start < inner_first || start > inner_last) {
 #pragma unroll
             for (int i = 0; i < RPL; ++i) {
                 visible[i] = visible_bits(rows.first[i], rows.end[i], start, g);
@@ -427,7 +428,9 @@ __global__ void __launch_bounds__(32, shape<D, RPL>::warps) decode_kernel(const 
     ptx_grid_release();
     const bool is_bad = p.sequences[u.sequence].q_len == 0; /* on its way with the rows */
     w.rows = load_rows<RPL>(p, u, w.t);
-    w.find_inner();
+    if constexpr (call_formats<K, V>::are_known) {
+        w.find_inner();
+    }
     load_queries<D, RPL, K == NBL_MXFP4>(p, u, m, lane);
     w.fill_ring();
     if (is_bad) {
