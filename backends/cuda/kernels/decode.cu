@@ -193,12 +193,13 @@ template <int D, int RPL, typename F> struct walker {
     {
         formats = ask.formats; /* the asker is not past this tile yet */
         const uint32_t group = lane / 8u;
+        const int32_t tokens = (int32_t)(u.kv_len - start - 4u * lane);
         if constexpr (halves) {
-            store_v_halves<D, RPL>(m, lane);
+            prepare_half_scales<D, RPL, F::k == NBL_MXFP4>(m, F::k, tokens, lane);
+        } else {
+            prepare_scales<D, RPL, F::k == NBL_MXFP4>(m, format_of<F, 0>(formats, group), format_of<F, 1>(formats, group),
+                                                      tokens, lane);
         }
-        prepare_scales<D, RPL, F::k == NBL_MXFP4, halves>(m, format_of<F, 0>(formats, group),
-                                                          format_of<F, 1>(formats, group),
-                                                          (int32_t)(u.kv_len - start - 4u * lane), lane);
     }
 
     /* One group of K: logits but for the row's scale. */

@@ -182,20 +182,15 @@ PTX_FN void store_v_scales(warp_memory<D, RPL> &m, uint32_t lane, uint32_t forma
 }
 
 /** Works out the scales of a tile that has landed, of which `tokens` of the lane's four tokens are there. PAIRED: all K
- *  are mxfp4, as store_logits takes them. NO_V_FACTORS: all V are int4p, and their factors are nobody's here. */
-template <int D, int RPL, bool PAIRED = false, bool NO_V_FACTORS = false>
+ *  are mxfp4, as store_logits takes them. */
+template <int D, int RPL, bool PAIRED = false>
 PTX_FN void prepare_scales(warp_memory<D, RPL> &m, uint32_t k_format, uint32_t v_format, int32_t tokens, uint32_t lane)
 {
     token_scales<D> s = {};
     read_scales<D>(m.raw[0], k_format, tokens, lane, s);
     store_k_scales<D, RPL, PAIRED>(m, lane, k_format, s);
-    if (NO_V_FACTORS) { /* int4p */
-        read_scales<D>(m.raw[1] + D / 32, NBL_INT8, tokens, lane, s);
-        store_v_scales<D, RPL>(m, lane, NBL_INT8, s);
-    } else {
-        read_scales<D>(m.raw[1], v_format, tokens, lane, s);
-        store_v_scales<D, RPL>(m, lane, v_format, s);
-    }
+    read_scales<D>(m.raw[1], v_format, tokens, lane, s);
+    store_v_scales<D, RPL>(m, lane, v_format, s);
     __syncwarp();
 }
 

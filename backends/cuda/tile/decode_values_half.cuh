@@ -18,6 +18,7 @@
 #define CUDA_DECODE_VALUES_HALF_H
 
 #include "decode_memory.cuh"
+#include "decode_scales.cuh"
 #include "decode_values.cuh"
 
 #define HALF_UNITS 0x1p31f /**< of the sums */
@@ -44,6 +45,19 @@ template <int D, int RPL> PTX_FN void store_v_halves(half_memory<D, RPL> &m, uin
                                        ptx_fma_f16x2((low & 0x00f000f0u) | HALF2_1024, part, odd),
                                        ptx_fma_f16x2((high & 0x00f000f0u) | HALF2_1024, part, odd));
     }
+}
+
+/** prepare_scales where V is int4p and P V takes halves. */
+template <int D, int RPL, bool PAIRED = false>
+PTX_FN void prepare_half_scales(half_memory<D, RPL> &m, uint32_t k_format, int32_t tokens, uint32_t lane)
+{
+    token_scales<D> s = {};
+    read_scales<D>(m.raw[0], k_format, tokens, lane, s);
+    store_k_scales<D, RPL, PAIRED>(m, lane, k_format, s);
+    store_v_halves<D, RPL>(m, lane);
+    read_scales<D>(m.raw[1] + D / 32, NBL_INT8, tokens, lane, s); /* the exponents alone */
+    store_v_scales<D, RPL>(m, lane, NBL_INT8, s);
+    __syncwarp();
 }
 
 /** MAGIC whose lower half is that of 1024, as a half: with P added it is 1024 + P. */
