@@ -135,7 +135,6 @@ template <int D, int RPL, typename F> struct walker {
     uint32_t high_nibbles;
     asker<unit_copies> ask;
     lane_rows<RPL> rows;
-    int32_t inner_first, inner_last; /* where tiles may start that all rows see all of; if formats are known */
     float o[D / 16][2][RPL];
 
     /* of the tile and group in work */
@@ -173,21 +172,6 @@ template <int D, int RPL, typename F> struct walker {
         }
     }
 
-    /* Rows that are not there see what the others do. */
-    __device__ __forceinline__ void find_inner()
-    {
-        int32_t first = 0, end = INT32_MAX;
-#pragma unroll
-        for (int i = 0; i < RPL; ++i) {
-            if (lane_row<RPL>(t, i) < u.rows) {
-                first = max(first, rows.first[i]);
-                end = min(end, rows.end[i]);
-            }
-        }
-        inner_first = __reduce_max_sync(0xffffffffu, first);
-        inner_last = __reduce_min_sync(0xffffffffu, end) - (int32_t)CUDA_TILE_TOKENS;
-    }
-
     /* Before the first group: scales, which have landed with it. */
     __device__ __forceinline__ void begin_tile_work(uint32_t start)
     {
@@ -218,13 +202,7 @@ template <int D, int RPL, typename F> struct walker {
 #pragma unroll
         for (int i = 0; i < RPL; ++i) {
             read_logits(m.x[i], lane, x[i]);
-            visible[i] = 0xffffu;
-        }
-        if (!F::are_known || start < inner_first || start > inner_last) {
-#pragma unroll
-            for (int i = 0; i < RPL; ++i) {
-                visible[i] = visible_bits(rows.first[i], rows.end[i], start, g);
-            }
+            visible[i] = visible_bits(rows.first[i], rows.end[i], start, g);
         }
         const float magic = halves ? HALF_MAGIC : NBL_MAGIC;
         columns_softmax<RPL>(x, &m.v_grid[2u * g], visible, magic, rows, rescale, b, [&](int n, const float2(&p)[RPL]) {
@@ -429,9 +407,6 @@ __global__ void __launch_bounds__(32, shape<D, RPL>::warps) decode_kernel(const 
     ptx_grid_release();
     const bool is_bad = p.sequences[u.sequence].q_len == 0; /* on its way with the rows */
     w.rows = load_rows<RPL>(p, u, w.t);
-    if constexpr (call_formats<K, V>::are_known) {
-        w.find_inner();
-    }
     load_queries<D, RPL, K == NBL_MXFP4>(p, u, m, lane);
     w.fill_ring();
     if (is_bad) {

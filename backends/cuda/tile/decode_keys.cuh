@@ -60,10 +60,7 @@ PTX_FN void k_group_int4p(const uint8_t *codes, const uint32_t *factors, const u
                           const int32_t (&bias)[2], int32_t (&s)[2][4])
 {
     uint2 f[2];
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-        s[0][n] = s[1][n] = bias[n % 2];
-    }
+    clear_sums(s);
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
         if (step % 4 == 0) {
@@ -78,6 +75,11 @@ PTX_FN void k_group_int4p(const uint8_t *codes, const uint32_t *factors, const u
             multiply_int4p(w.y, f[half].y, step % 4u, a[1], a[3]);
             ptx_mma_m16n8k32_us(s[half], a, q);
         }
+    }
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+        s[0][n] += bias[n % 2];
+        s[1][n] += bias[n % 2];
     }
 }
 
