@@ -147,14 +147,6 @@ PTX_FN void ptx_mma_half(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
     }
 }
 
-/** Products of two pairs of fp16, RNE, subnormals kept. PTX ISA, Half Precision Floating Point, mul */
-PTX_FN uint32_t ptx_mul_f16x2(uint32_t a, uint32_t b)
-{
-    uint32_t d;
-    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-    return d;
-}
-
 /** threadIdx.x, read again at every call: what is seldom needed is not kept in registers. PTX ISA, Special Registers,
  *  tid */
 PTX_FN uint32_t ptx_thread(void)
