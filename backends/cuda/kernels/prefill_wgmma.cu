@@ -39,6 +39,7 @@ namespace
 template <int KD, int VD> struct alignas(1024) memory {
     struct alignas(1024) stage {
         uint8_t image[prefill_image<KD, VD>::bytes];
+        uint64_t full, empty;
     } stages[STAGES];
     alignas(1024) uint8_t queries[2][PREFILL_ROWS * KD]; /* images of rows of KD bytes */
     float4 total[VD / 8][CONSUMERS];
@@ -46,22 +47,30 @@ template <int KD, int VD> struct alignas(1024) memory {
     prefill_item items[2];
     prefill_item next; /* of a loading thread */
     uint32_t table[PREFILL_STEPS];
-    uint64_t stage_full[STAGES], stage_empty[STAGES], item_full[2], item_empty[2];
+    uint64_t item_full[2], item_empty[2];
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 /* ------------------------------------------------------------------------------------------------ loading */
 
-/* Place in the ring and the parity of its use, in one register: the stage low, the parity in the highest bit. */
-struct ring_place {
-    uint32_t bits;
+/* Place in the ring, in bytes, and the parity of its use. */
+template <int KD, int VD> struct ring_place {
+    uint32_t at;
+    uint32_t parity;
 
-    __device__ __forceinline__ uint32_t stage() const { return bits & 3u; }
-    __device__ __forceinline__ uint32_t parity() const { return bits >> 31; }
-    __device__ __forceinline__ void next() { bits = stage() + 1u == STAGES ? (bits ^ 1u << 31) & ~3u : bits + 1u; }
+    __device__ __forceinline__ void next()
+    {
+        constexpr uint32_t step = sizeof(typename memory<KD, VD>::stage);
+        const bool wraps = at == (STAGES - 1u) * step;
+        at = wraps ? 0u : at + step;
+        parity ^= wraps ? 1u : 0u;
+    }
+    __device__ __forceinline__ typename memory<KD, VD>::stage &of(memory<KD, VD> &m) const
+    {
+        return *(typename memory<KD, VD>::stage *)(void *)((uint8_t *)m.stages + at);
+    }
 };
-static_assert(STAGES <= 4u, "a stage is two bits");
 
 /* Query rows and what the computing warps must know of them, into a slot. */
 template <int KD, int VD>
@@ -114,21 +123,23 @@ template <int KD, int VD> CUDA_DEVICE void load_images(const attend_params &p, m
 {
     constexpr uint32_t bytes = prefill_image<KD, VD>::bytes;
     const uint64_t policy = ptx_policy_evict_last();
-    ring_place at = {0};
+    ring_place<KD, VD> at = {0, 0};
     for (uint32_t n = 0;; ++n) {
         ptx_mbarrier_wait_idle(ptx_shared_address(&m.item_full[n % 2u]), n / 2u % 2u, IDLE);
         const prefill_item &it = m.items[n % 2u];
         uint32_t tiles = it.tile_end - it.tile_first;
-        if (it.tile_end == 0) {
+        if (it.tile_end == 0) { /* a stage without contents, for the products that nobody needs */
+            ptx_mbarrier_wait_idle(ptx_shared_address(&at.of(m).empty), at.parity ^ 1u, IDLE);
+            ptx_mbarrier_arrive(ptx_shared_address(&at.of(m).full));
             return;
         }
         const uint8_t *from = p.images + ((uint64_t)it.unit * p.image_tiles + it.tile_first) * bytes;
         ptx_mbarrier_arrive(ptx_shared_address(&m.item_empty[n % 2u]));
         for (; tiles > 0; --tiles) {
-            const uint32_t full = ptx_shared_address(&m.stage_full[at.stage()]);
-            ptx_mbarrier_wait_idle(ptx_shared_address(&m.stage_empty[at.stage()]), at.parity() ^ 1u, IDLE);
+            const uint32_t full = ptx_shared_address(&at.of(m).full);
+            ptx_mbarrier_wait_idle(ptx_shared_address(&at.of(m).empty), at.parity ^ 1u, IDLE);
             ptx_mbarrier_arrive_expect(full, bytes);
-            ptx_bulk_copy(ptx_shared_address(m.stages[at.stage()].image), from, bytes, full, policy);
+            ptx_bulk_copy(ptx_shared_address(at.of(m).image), from, bytes, full, policy);
             from += bytes;
             at.next();
         }
@@ -159,12 +170,13 @@ template <int VD> CUDA_DEVICE void begin_sums(int32_t (&a)[VD / 2], const uint32
 /* ------------------------------------------------------------------------------------------------ computing */
 
 /* What a warp of the computing warpgroups walks over. */
-struct walk {
+template <int KD, int VD> struct walk {
     uint32_t tile;
-    uint32_t stop;  /* tile before which something is to be done: a chunk, the item or the open tiles begin or end */
-    uint32_t open;  /* 1: the rows see the whole of all tiles before that */
-    uint32_t items; /* begun so far; the item at hand has slot (items - 1) % 2 */
-    ring_place at;
+    uint32_t stop;    /* tile before which something is to be done: a chunk, the item or the open tiles begin or end */
+    uint32_t open;    /* 1: the rows see the whole of all tiles before that */
+    uint32_t items;   /* begun so far; the item at hand has slot (items - 1) % 2 */
+    uint32_t queries; /* of the item at hand: lower half of a descriptor */
+    ring_place<KD, VD> at;
 };
 
 /* The same number in all threads, known to be: a uniform register can hold it. */
@@ -174,7 +186,7 @@ CUDA_DEVICE uint32_t uniform(uint32_t x)
 }
 
 /* How far tiles are alike. */
-CUDA_DEVICE void set_stop(walk &w, const prefill_item &it)
+template <int KD, int VD> CUDA_DEVICE void set_stop(walk<KD, VD> &w, const prefill_item &it)
 {
     const uint32_t edge = w.tile < it.open_first ? it.open_first : it.open_end;
     const uint32_t end = min(it.tile_end, (w.tile | (CUDA_CHUNK_TILES - 1u)) + 1u);
@@ -182,11 +194,10 @@ CUDA_DEVICE void set_stop(walk &w, const prefill_item &it)
     w.stop = uniform(edge > w.tile ? min(end, edge) : end);
 }
 
-/* The next item is there: true, or false after the last one. */
-template <int KD, int VD> CUDA_DEVICE bool wait_item(memory<KD, VD> &m, uint32_t n)
+/* Waits for item n of the block. */
+template <int KD, int VD> CUDA_DEVICE void wait_item(memory<KD, VD> &m, uint32_t n)
 {
     ptx_mbarrier_wait(ptx_shared_address(&m.item_full[n % 2u]), n / 2u % 2u);
-    return m.items[n % 2u].tile_end > 0;
 }
 
 /* Rows of the warp in a slot; worked out anew, so that no register holds it. */
@@ -203,7 +214,7 @@ template <int KD, int VD> CUDA_DEVICE const uint8_t *queries_of_warp(const memor
 
 /* The end of a chunk: to the workspace, to the total, or to the output. */
 template <int KD, int VD>
-CUDA_DEVICE void end_chunk(const attend_params &p, memory<KD, VD> &m, const walk &w, bool item_ends,
+CUDA_DEVICE void end_chunk(const attend_params &p, memory<KD, VD> &m, const walk<KD, VD> &w, bool item_ends,
                            const prefill_rows &r, float (&o)[VD / 2])
 {
     const uint32_t slot = (w.items - 1u) % 2u;
@@ -234,7 +245,6 @@ CUDA_DEVICE void arrive_for_warp(uint64_t &barrier)
 
 template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memory<KD, VD> &m)
 {
-    constexpr uint32_t stage_step = sizeof(typename memory<KD, VD>::stage) / 16u;
     const uint32_t group = uniform(threadIdx.x / 128u - 1u);
     const uint32_t k_low = wgmma_tile_low(ptx_shared_address(m.stages[0].image));
     const uint32_t v_low = k_low + prefill_image<KD, VD>::v_at / 16u;
@@ -243,17 +253,18 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
     float o[VD / 2], common;
     prefill_rows r;
     prefill_late late = {};
-    if (!wait_item(m, 0)) {
+    wait_item(m, 0);
+    if (m.items[0].tile_end == 0) {
         return;
     }
-    walk w = {uniform(m.items[0].tile_first), 0, 0, 1, {0}};
+    walk<KD, VD> w = {uniform(m.items[0].tile_first), 0, 0, 1, q_low, {0, 0}};
     set_stop(w, m.items[0]);
     prefill_rows_begin(r, rows_of_warp(m, 0));
     prefill_rows_clear(r, rows_of_warp(m, 0), o);
     if (group == 1u) { /* the first turn is the other one's */
         wgmma_bar_arrive(WEIGH_BARRIER, CONSUMERS);
     }
-    ptx_mbarrier_wait(ptx_shared_address(&m.stage_full[0]), 0);
+    ptx_mbarrier_wait(ptx_shared_address(&m.stages[0].full), 0);
     common = prefill_common<KD, VD>(m.stages[0].image);
     wgmma_fence();
     begin_scores<KD>(s, q_low, k_low);
@@ -261,9 +272,10 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
     for (;;) {
         wgmma_wait<0>();
         const uint32_t slot = (w.items - 1u) % 2u;
-        const uint8_t *image = m.stages[w.at.stage()].image;
+        typename memory<KD, VD>::stage &stage = w.at.of(m);
+        const uint8_t *image = stage.image;
         const int32_t start = (int32_t)(w.tile * CUDA_TILE_TOKENS);
-        const uint32_t v = v_low + w.at.stage() * stage_step;
+        const uint32_t v = v_low + w.at.at / 16u;
         uint32_t packed[16];
         float b[2], l[2];
         prefill_top top = prefill_logits<KD, VD>(s, image, common, rows_of_warp(m, slot), w.open != 0, start, r);
@@ -272,31 +284,31 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
             prefill_unusual<KD, VD>(s, queries_of_warp(m, slot), image, rows_of_warp(m, slot), start, r, o, top);
         }
         wgmma_bar_sync(WEIGH_BARRIER + group, CONSUMERS);
-        prefill_softmax<KD, VD>(s, image, top, m.table, packed, b, l, [](int) {});
+        prefill_weights(s, top, m.table, packed, b);
+        prefill_sums<KD, VD>(s, image, l);
         wgmma_bar_arrive(WEIGH_BARRIER + (group ^ 1u), CONSUMERS);
         wgmma_fence();
         begin_sums<VD>(a, packed, v);
         wgmma_commit();
         const bool stops = w.tile + 1u == w.stop;
-        const bool item_ends = stops && w.stop == m.items[slot].tile_end;
-        const uint32_t stage = w.at.stage();
-        const bool more = !item_ends || wait_item(m, w.items);
-        if (more) { /* else the products that follow are of no use, and of no harm */
-            w.at.next();
-            ptx_mbarrier_wait(ptx_shared_address(&m.stage_full[w.at.stage()]), w.at.parity());
-            common = prefill_common<KD, VD>(m.stages[w.at.stage()].image);
+        if (stops && w.stop == m.items[slot].tile_end) {
+            wait_item(m, w.items);
+            w.queries = 2u * q_low + PREFILL_ROWS * KD / 16u - w.queries;
         }
+        w.at.next(); /* after the last item a stage without contents */
+        ptx_mbarrier_wait(ptx_shared_address(&w.at.of(m).full), w.at.parity);
+        common = prefill_common<KD, VD>(w.at.of(m).image);
         wgmma_fence();
-        begin_scores<KD>(s, q_low + (item_ends && more ? slot ^ 1u : slot) * (PREFILL_ROWS * KD / 16u),
-                         k_low + w.at.stage() * stage_step);
+        begin_scores<KD>(s, w.queries, k_low + w.at.at / 16u);
         wgmma_commit();
         const float x[2] = {__shfl_xor_sync(FULL_WARP, l[0], 1), __shfl_xor_sync(FULL_WARP, l[1], 1)};
         wgmma_wait<1>();
-        arrive_for_warp(m.stage_empty[stage]);
+        arrive_for_warp(stage.empty);
         prefill_add_tile(a, b, o);
         late = prefill_late_of(b, l, x);
         w.tile++;
         if (stops) {
+            const bool item_ends = w.tile == m.items[slot].tile_end;
             prefill_late_sum(r, late);
             late = {};
             if (item_ends || w.tile % CUDA_CHUNK_TILES == 0) {
@@ -304,7 +316,7 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
             }
             if (item_ends) {
                 arrive_for_warp(m.item_empty[slot]);
-                if (!more) {
+                if (m.items[slot ^ 1u].tile_end == 0) {
                     break;
                 }
                 w.tile = uniform(m.items[slot ^ 1u].tile_first);
@@ -331,8 +343,8 @@ __global__ void __launch_bounds__(THREADS, 1) prefill_wgmma_kernel(const __grid_
     memory<KD, VD> &m = *reinterpret_cast<memory<KD, VD> *>(dynamic);
     if (threadIdx.x == 0) {
         for (uint32_t i = 0; i < STAGES; ++i) {
-            ptx_mbarrier_init(ptx_shared_address(&m.stage_full[i]), 1);
-            ptx_mbarrier_init(ptx_shared_address(&m.stage_empty[i]), CONSUMER_WARPS);
+            ptx_mbarrier_init(ptx_shared_address(&m.stages[i].full), 1);
+            ptx_mbarrier_init(ptx_shared_address(&m.stages[i].empty), CONSUMER_WARPS);
         }
         for (uint32_t i = 0; i < 2u; ++i) {
             ptx_mbarrier_init(ptx_shared_address(&m.item_full[i]), QUERY_LOADERS);

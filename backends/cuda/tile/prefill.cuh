@@ -52,7 +52,8 @@ template <int KD, int VD> struct prefill_image {
     static constexpr uint32_t units_at = v_at + VD * CUDA_TILE_TOKENS;           /* float[128]: 2^ek */
     static constexpr uint32_t exponents_at = units_at + CUDA_TILE_TOKENS * 4u;   /* float[128]: GRID + ev */
     static constexpr uint32_t weights_at = exponents_at + CUDA_TILE_TOKENS * 4u; /* float[128]: 2^-ev */
-    static constexpr uint32_t common_at = weights_at + CUDA_TILE_TOKENS * 4u;    /* float: 2^ek of all tokens, or 0 */
+    static constexpr uint32_t common_at =
+        weights_at + CUDA_TILE_TOKENS * 4u; /* float4: 2^ek of all tokens, or 0, a copy a lane */
     static constexpr uint32_t bytes = common_at + 16u;
 };
 
@@ -445,37 +446,25 @@ CUDA_DEVICE void prefill_most(const int32_t (&s)[64], int32_t (&most)[2])
     }
 }
 
-/** Scores become bits of T; `common` is 2^ek of all tokens, or 0. A product of a score and two powers of two is exact,
- *  whichever comes first. */
-CUDA_DEVICE void prefill_near_logits(int32_t (&s)[64], const prefill_parameters &v, const prefill_rows &r, float common)
+/** Scores become bits of T; the largest ones of the thread in `most`. COMMON: scale has 2^ek in it. A product of a score
+ *  and two powers of two is exact, whichever comes first. */
+template <bool COMMON>
+CUDA_DEVICE void prefill_near_logits(int32_t (&s)[64], const prefill_parameters &v, const float (&scale)[2],
+                                     int32_t (&most)[2])
 {
-    const float all = common == 0.0f ? 1.0f : common;
-    const float scale[2] = {r.scale[0] * all, r.scale[1] * all};
-#pragma unroll
-    for (int i = 0; i < 64; ++i) {
-        s[i] = __float_as_int((float)s[i]);
-    }
-    if (common == 0.0f) {
-#pragma unroll
-        for (int h = 0; h < 8; ++h) {
-            const float4 unit4 = v.units[4 * h];
-            const float unit[4] = {unit4.x, unit4.y, unit4.z, unit4.w};
-#pragma unroll
-            for (int k = 0; k < 8; ++k) {
-                s[8 * h + k] = __float_as_int(__int_as_float(s[8 * h + k]) * unit[k / 4 * 2 + k % 2]);
-            }
-        }
-    }
 #pragma unroll
     for (int h = 0; h < 8; ++h) {
+        const float4 unit4 = COMMON ? make_float4(1.0f, 1.0f, 1.0f, 1.0f) : v.units[4 * h];
         const float4 exponent4 = v.exponents[4 * h];
+        const float unit[4] = {unit4.x, unit4.y, unit4.z, unit4.w};
         const float exponent[4] = {exponent4.x, exponent4.y, exponent4.z, exponent4.w};
 #pragma unroll
         for (int k = 0; k < 8; ++k) {
-            const int i = 8 * h + k;
-            s[i] = __float_as_int(nbl_fma(__int_as_float(s[i]), scale[k / 2 % 2], exponent[k / 4 * 2 + k % 2]));
+            const int row = k / 2 % 2, i = 8 * h + k, at = k / 4 * 2 + k % 2;
+            s[i] = __float_as_int(nbl_fma((float)s[i] * unit[at], scale[row], exponent[at]));
         }
     }
+    prefill_most(s, most);
 }
 
 /** Steps by which the largest logits pass GRID, at least those of 2^15. */
@@ -603,37 +592,24 @@ CUDA_DEVICE float prefill_q(float p)
     return __uint_as_float(ptx_cvt_bf16x2(p, 0.0f));
 }
 
-/** P, packed, and the thread's part of l, to be summed over its lanes; from bits of t and the largest of each row.
- *  ready(n) is called when the words of tokens 32 n to 32 n + 31 are there. */
-template <typename Ready>
-CUDA_DEVICE void prefill_weigh(const int32_t (&s)[64], const prefill_parameters &v, const float (&most)[2],
-                               uint32_t (&packed)[16], float (&l)[2], Ready ready)
+/** Bits of t become p, from the largest ones of each row; P, packed. */
+CUDA_DEVICE void prefill_weigh(int32_t (&s)[64], const float (&most)[2], uint32_t (&packed)[16])
 {
-    float sums[2][2][2] = {};
 #pragma unroll
     for (int h = 0; h < 8; ++h) {
-        const float4 weight4 = v.weights[4 * h];
-        const float weight[4] = {weight4.x, weight4.y, weight4.z, weight4.w};
 #pragma unroll
         for (int row = 0; row < 2; ++row) {
             uint32_t word[4];
 #pragma unroll
             for (int at = 0; at < 4; ++at) {
-                float p = ptx_ex2(__int_as_float(s[8 * h + at / 2 * 4 + 2 * row + at % 2]) - most[row]);
-                float &sum = sums[row][at / 2][at % 2];
+                int32_t &score = s[8 * h + at / 2 * 4 + 2 * row + at % 2];
+                const float p = ptx_ex2(__int_as_float(score) - most[row]);
                 word[at] = __float_as_uint(nbl_fma(p, NBL_P_SCALE, NBL_MAGIC));
-                sum = nbl_fma(prefill_q(p), weight[at], sum);
+                score = __float_as_int(p);
             }
             packed[2 * h + row] =
                 __byte_perm(__byte_perm(word[0], word[1], 0x0040), __byte_perm(word[2], word[3], 0x0040), 0x5410);
         }
-        if (h % 2 == 1) {
-            ready(h / 2);
-        }
-    }
-#pragma unroll
-    for (int row = 0; row < 2; ++row) { /* tree of NUM 5.4: tokens 2t and 2t + 1 with those 8 further on */
-        l[row] = (sums[row][0][0] + sums[row][1][0]) + (sums[row][0][1] + sums[row][1][1]);
     }
 }
 
@@ -749,7 +725,7 @@ CUDA_DEVICE void prefill_unusual(int32_t (&s)[64], const uint8_t *q, const uint8
 /** 2^ek of all tokens of a tile, or 0. */
 template <int KD, int VD> CUDA_DEVICE float prefill_common(const uint8_t *image)
 {
-    return *(const float *)(const void *)(image + prefill_image<KD, VD>::common_at);
+    return ((const float *)(const void *)(image + prefill_image<KD, VD>::common_at))[ptx_thread() % PREFILL_LANES];
 }
 
 /** A tile's scores to bits of t; `common` is prefill_common of it, to be asked for before the scores are there; `open`
@@ -759,9 +735,14 @@ CUDA_DEVICE prefill_top prefill_logits(int32_t (&s)[64], const uint8_t *image, f
                                        bool open, int32_t start, const prefill_rows &r)
 {
     prefill_top top;
-    prefill_near_logits(s, prefill_parameters_of<KD, VD>(image), r, common);
+    const prefill_parameters v = prefill_parameters_of<KD, VD>(image);
     int32_t own[2]; /* of the thread */
-    prefill_most(s, own);
+    if (common == 0.0f) {
+        prefill_near_logits<false>(s, v, r.scale, own);
+    } else {
+        const float scale[2] = {r.scale[0] * common, r.scale[1] * common};
+        prefill_near_logits<true>(s, v, scale, own);
+    }
     if (!open) {
         prefill_hide(s, prefill_mask_of(rows, start));
         prefill_most(s, own);
@@ -776,21 +757,42 @@ CUDA_DEVICE prefill_top prefill_logits(int32_t (&s)[64], const uint8_t *image, f
     return top;
 }
 
-/** Bits of t to packed P, b and the parts of l. */
-template <int KD, int VD, typename Ready>
-CUDA_DEVICE void prefill_softmax(const int32_t (&s)[64], const uint8_t *image, const prefill_top &top,
-                                 const uint32_t *table, uint32_t (&packed)[16], float (&b)[2], float (&l)[2],
-                                 Ready ready)
+/** Bits of t to p, packed P and b. */
+CUDA_DEVICE void prefill_weights(int32_t (&s)[64], const prefill_top &top, const uint32_t *table,
+                                 uint32_t (&packed)[16], float (&b)[2])
 {
     constexpr int32_t least = (int32_t)NBL_WEIGHT_MIN * PREFILL_STEPS;
-    const prefill_parameters v = prefill_parameters_of<KD, VD>(image);
     float most[2];
 #pragma unroll
     for (int row = 0; row < 2; ++row) { /* all weights of a row that is left out are 0 */
         b[row] = prefill_tile_weight(top.steps[row], table);
         most[row] = top.steps[row] < least ? INFINITY : __int_as_float(top.most[row]);
     }
-    prefill_weigh(s, v, most, packed, l, ready);
+    prefill_weigh(s, most, packed);
+}
+
+/** The thread's part of l from p, to be summed over its lanes. */
+template <int KD, int VD> CUDA_DEVICE void prefill_sums(const int32_t (&s)[64], const uint8_t *image, float (&l)[2])
+{
+    const prefill_parameters v = prefill_parameters_of<KD, VD>(image);
+    float sums[2][2][2] = {};
+#pragma unroll
+    for (int h = 0; h < 8; ++h) {
+        const float4 weight4 = v.weights[4 * h];
+        const float weight[4] = {weight4.x, weight4.y, weight4.z, weight4.w};
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+#pragma unroll
+            for (int at = 0; at < 4; ++at) {
+                float &sum = sums[row][at / 2][at % 2];
+                sum = nbl_fma(prefill_q(__int_as_float(s[8 * h + at / 2 * 4 + 2 * row + at % 2])), weight[at], sum);
+            }
+        }
+    }
+#pragma unroll
+    for (int row = 0; row < 2; ++row) { /* tree of NUM 5.4: tokens 2t and 2t + 1 with those 8 further on */
+        l[row] = (sums[row][0][0] + sums[row][1][0]) + (sums[row][0][1] + sums[row][1][1]);
+    }
 }
 
 /** O = fma(float(A), b, O) (NUM 5.4). */
