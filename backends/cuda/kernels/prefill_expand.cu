@@ -183,8 +183,8 @@ template <int KD, int VD> CUDA_DEVICE void expand_k(memory<KD, VD> &m, const k_t
     }
     ((float *)(void *)(m.image + place::units_at))[prefill_token_place(token)] = nbl_pow2(exponent);
     if (token == 0) {
-        const float all = is_common ? nbl_pow2(common) : 0.0f;
-        *(float4 *)(void *)(m.image + place::common_at) = make_float4(all, all, all, all);
+        *(float4 *)(void *)(m.image + place::common_at) =
+            make_float4(is_common ? nbl_pow2(common) : 0.0f, 0.0f, 0.0f, 0.0f);
     }
 }
 

@@ -166,7 +166,9 @@ template <int KD, int VD> CUDA_DEVICE void do_item(const attend_params &p, memor
             prefill_unusual<KD, VD>(s, queries_of_warp<KD>(m), image, rows_of_warp(m), start, r, o, top);
         }
         prefill_weights(s, top, m.table, packed, b);
-        prefill_sums<KD, VD>(s, image, l);
+        prefill_partial part = {};
+        prefill_sum<KD, VD, 0, 8>(s, image, part);
+        prefill_sum_up(part, l);
         prefill_add_sum(r, b, l);
         int32_t(&a)[VD / 2] = reinterpret_cast<int32_t(&)[VD / 2]>(s); /* the scores are done with */
         sums_of<VD>(a, packed, ptx_shared_address(image) + prefill_image<KD, VD>::v_at + after(l));

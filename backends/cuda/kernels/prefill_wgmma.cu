@@ -25,6 +25,7 @@
 #define LOADER_REGISTERS 40
 #define CONSUMER_REGISTERS 232
 #define LOADER_BARRIER 1u
+#define SUMS_IN_TURN 5   /* groups of 16 tokens whose weights are summed up within the turn, the others under P V */
 #define WEIGH_BARRIER 2u /* and the one after it: a warpgroup's turn to weigh */
 #define IDLE 100u        /* nanoseconds that a loading thread sleeps; a tile takes over a thousand */
 
@@ -285,11 +286,14 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
         }
         wgmma_bar_sync(WEIGH_BARRIER + group, CONSUMERS);
         prefill_weights(s, top, m.table, packed, b);
-        prefill_sums<KD, VD>(s, image, l);
+        prefill_partial part = {};
+        prefill_sum<KD, VD, 0, SUMS_IN_TURN>(s, image, part);
         wgmma_bar_arrive(WEIGH_BARRIER + (group ^ 1u), CONSUMERS);
         wgmma_fence();
         begin_sums<VD>(a, packed, v);
         wgmma_commit();
+        prefill_sum<KD, VD, SUMS_IN_TURN, 8>(s, image, part);
+        prefill_sum_up(part, l);
         const bool stops = w.tile + 1u == w.stop;
         if (stops && w.stop == m.items[slot].tile_end) {
             wait_item(m, w.items);

@@ -52,8 +52,7 @@ template <int KD, int VD> struct prefill_image {
     static constexpr uint32_t units_at = v_at + VD * CUDA_TILE_TOKENS;           /* float[128]: 2^ek */
     static constexpr uint32_t exponents_at = units_at + CUDA_TILE_TOKENS * 4u;   /* float[128]: GRID + ev */
     static constexpr uint32_t weights_at = exponents_at + CUDA_TILE_TOKENS * 4u; /* float[128]: 2^-ev */
-    static constexpr uint32_t common_at =
-        weights_at + CUDA_TILE_TOKENS * 4u; /* float4: 2^ek of all tokens, or 0, a copy a lane */
+    static constexpr uint32_t common_at = weights_at + CUDA_TILE_TOKENS * 4u;    /* float: 2^ek of all tokens, or 0 */
     static constexpr uint32_t bytes = common_at + 16u;
 };
 
@@ -312,10 +311,11 @@ template <int KD> CUDA_DEVICE void prefill_rescore(int32_t (&s)[64], const uint8
         const uint32_t in_piece = w % 4u * 4u;
         const int32_t low = *(const int32_t *)(const void *)(q + prefill_piece<KD>(g, w / 4u) + in_piece);
         const int32_t high = *(const int32_t *)(const void *)(q + prefill_piece<KD>(g + 8u, w / 4u) + in_piece);
+        const uint8_t *even = k + prefill_piece<KD>(2u * t, w / 4u) + in_piece;
+        const uint8_t *odd = k + prefill_piece<KD>(2u * t + 1u, w / 4u) + in_piece;
 #pragma unroll
-        for (int j = 0; j < 32; ++j) {
-            const uint32_t token = (uint32_t)j / 2u * 8u + 2u * t + (uint32_t)j % 2u;
-            const int32_t code = *(const int32_t *)(const void *)(k + prefill_piece<KD>(token, w / 4u) + in_piece);
+        for (int j = 0; j < 32; ++j) { /* in rows 8 apart a piece has the same place */
+            const int32_t code = *(const int32_t *)(const void *)((j % 2 ? odd : even) + j / 2 * 8 * KD);
             s[j / 2 * 4 + j % 2] = ptx_dp4a_ss(low, code, s[j / 2 * 4 + j % 2]);
             s[j / 2 * 4 + 2 + j % 2] = ptx_dp4a_ss(high, code, s[j / 2 * 4 + 2 + j % 2]);
         }
@@ -446,8 +446,8 @@ CUDA_DEVICE void prefill_most(const int32_t (&s)[64], int32_t (&most)[2])
     }
 }
 
-/** Scores become bits of T; the largest ones of the thread in `most`. COMMON: scale has 2^ek in it. A product of a score
- *  and two powers of two is exact, whichever comes first. */
+/** Scores become bits of T; the largest ones of the thread in `most`. COMMON: scale has 2^ek in it, as all tokens have
+ *  one. A product of a score and two powers of two is exact, whichever comes first. */
 template <bool COMMON>
 CUDA_DEVICE void prefill_near_logits(int32_t (&s)[64], const prefill_parameters &v, const float (&scale)[2],
                                      int32_t (&most)[2])
@@ -725,7 +725,7 @@ CUDA_DEVICE void prefill_unusual(int32_t (&s)[64], const uint8_t *q, const uint8
 /** 2^ek of all tokens of a tile, or 0. */
 template <int KD, int VD> CUDA_DEVICE float prefill_common(const uint8_t *image)
 {
-    return ((const float *)(const void *)(image + prefill_image<KD, VD>::common_at))[ptx_thread() % PREFILL_LANES];
+    return *(const float *)(const void *)(image + prefill_image<KD, VD>::common_at);
 }
 
 /** A tile's scores to bits of t; `common` is prefill_common of it, to be asked for before the scores are there; `open`
@@ -771,27 +771,38 @@ CUDA_DEVICE void prefill_weights(int32_t (&s)[64], const prefill_top &top, const
     prefill_weigh(s, most, packed);
 }
 
-/** The thread's part of l from p, to be summed over its lanes. */
-template <int KD, int VD> CUDA_DEVICE void prefill_sums(const int32_t (&s)[64], const uint8_t *image, float (&l)[2])
+/** A thread's sums of NUM 5.4: [row][token 8 further on][token odd]. */
+struct prefill_partial {
+    float sums[2][2][2];
+};
+
+/** Adds the tokens of groups [FROM, TO) of 16 to the thread's sums; s is p. */
+template <int KD, int VD, int FROM, int TO>
+CUDA_DEVICE void prefill_sum(const int32_t (&s)[64], const uint8_t *image, prefill_partial &part)
 {
     const prefill_parameters v = prefill_parameters_of<KD, VD>(image);
-    float sums[2][2][2] = {};
 #pragma unroll
-    for (int h = 0; h < 8; ++h) {
+    for (int h = FROM; h < TO; ++h) {
         const float4 weight4 = v.weights[4 * h];
         const float weight[4] = {weight4.x, weight4.y, weight4.z, weight4.w};
 #pragma unroll
         for (int row = 0; row < 2; ++row) {
 #pragma unroll
             for (int at = 0; at < 4; ++at) {
-                float &sum = sums[row][at / 2][at % 2];
+                float &sum = part.sums[row][at / 2][at % 2];
                 sum = nbl_fma(prefill_q(__int_as_float(s[8 * h + at / 2 * 4 + 2 * row + at % 2])), weight[at], sum);
             }
         }
     }
+}
+
+/** The thread's part of l, to be summed over its lanes: tree of NUM 5.4, tokens 2t and 2t + 1 with those 8 further
+ *  on. */
+CUDA_DEVICE void prefill_sum_up(const prefill_partial &part, float (&l)[2])
+{
 #pragma unroll
-    for (int row = 0; row < 2; ++row) { /* tree of NUM 5.4: tokens 2t and 2t + 1 with those 8 further on */
-        l[row] = (sums[row][0][0] + sums[row][1][0]) + (sums[row][0][1] + sums[row][1][1]);
+    for (int row = 0; row < 2; ++row) {
+        l[row] = (part.sums[row][0][0] + part.sums[row][1][0]) + (part.sums[row][0][1] + part.sums[row][1][1]);
     }
 }
 
