@@ -67,6 +67,52 @@ Test(paging, F4_page_ids_outside_the_pool_are_refused)
     lab_finish(&l);
 }
 
+/* One sequence of ten pages in a call whose bounds are those of a very long one, for kernels that such calls get. */
+static problem paged_in_long_call(uint32_t i)
+{
+    problem p = problem_default(lab_seed(11500) + i);
+    const uint32_t formats[] = {NBL_INT4P, NBL_MXFP4, NBL_INT8};
+    problem_formats(&p, formats[i % COUNT(formats)], formats[i % COUNT(formats)]);
+    p.shape.kv_heads = 1u + i % 3u;
+    p.q_heads = p.shape.kv_heads * (1u + i % 4u);
+    p.shape.k_dim = p.shape.v_dim = 128;
+    p.shape.page_tokens = 32;
+    p.kv_len[0] = 300;
+    p.spare_pages = 0;
+    return p;
+}
+
+/* Bounds of so many tokens, with a page table of one sequence to match, -1 where it has no pages. */
+static void widen_bounds(trial *t, uint32_t kv_len_max)
+{
+    const uint32_t stride = (kv_len_max + t->p.shape.page_tokens - 1u) / t->p.shape.page_tokens;
+    buffer table;
+    buffer_init(t->lab, &table, stride * sizeof(int32_t), 0xFF);
+    memcpy(table.host, t->page_table.host, t->table_stride * sizeof(int32_t));
+    buffer_free(t->lab, &t->page_table);
+    t->page_table = table;
+    t->table_stride = stride;
+    t->kv_len_max = kv_len_max;
+}
+
+Test(paging, F4_page_ids_outside_the_pool_are_refused_in_long_calls)
+{
+    lab l;
+    lab_open(&l);
+    for (uint32_t i = 0; i < COUNT(bad_pages); ++i) {
+        problem p = paged_in_long_call(i);
+        trial t;
+        trial_init(&t, &l, &p);
+        trial_fill(&t);
+        widen_bounds(&t, 300000);
+        table_of(&t)[i % 2u == 0 ? 0u : 9u] = bad_pages[i];
+        buffer_upload(&l, &t.page_table);
+        refuse_attend(&l, &t, "attend with a page id outside the pool");
+        trial_free(&t);
+    }
+    lab_finish(&l);
+}
+
 Test(paging, F4_page_ids_between_regions_are_refused)
 {
     lab l;
