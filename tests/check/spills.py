@@ -27,7 +27,6 @@ EXCEPTIONS = {
     "decode_kernel<256,2>": (684, "head dimension 256 and two rows a lane: 255 registers, as many as there are"),
     "team_kernel": (12, "launch bounds for sm_90a, where it does not spill; one register on sm_100f and later"),
     "decode_kernel<128,2>": (276, "twelve warps that spill a little, once a tile, are faster than eight that do not"),
-    "decode_kernel<128,2,4,4>": (304, "the same: 36 on sm_90a, most on sm_80; nine warps get no more registers"),
     "decode_kernel<128,1>": (104, "sixteen warps that spill a little, once a tile, are the fastest on sm_90a"),
     "decode_kernel": (80, "its launch bounds are those that are fastest on sm_90a, where it does not spill"),
 }
