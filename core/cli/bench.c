@@ -35,7 +35,7 @@ typedef struct bench_values {
 
 static const nbl_option bench_options[] = {
     {"op", NBL_OPTION_TEXT, offsetof(bench_values, op_name), 0, 0, "NAME",
-     "attend, append, prefill, gather, copy_pages or transcode (default attend)"},
+     "attend, append, append_coded, prefill, gather, copy_pages or transcode (default attend)"},
     {"recipe", NBL_OPTION_TEXT, offsetof(bench_values, recipe), 0, 0, "LIST",
      NBL_RECIPES_KNOWN ", run in turn (default kv4)"},
     {"batch", NBL_OPTION_U32, offsetof(bench_values, batch), 1, 65536, "N", "sequences (default 1)"},
@@ -62,13 +62,14 @@ const nbl_command nbl_command_bench = {
     "Times one operation on a paged pool with shuffled pages.",
     "attend  --nq query tokens of each sequence over its --kv tokens\n"
     "append  writes the last --nq tokens of each sequence\n"
+    "append_coded  the same, given as codes; of nvfp4 and fp8_e4m3\n"
     "prefill  both: append, then attend\n"
     "gather  dequantizes all tokens, transforms left in\n"
     "copy_pages, transcode  all pages of the sequences to other pages; transcode reads int8\n"
     "tokens_per_s counts cached tokens read or written; kv_bytes are their codes and scales of the recipe; gb_per_s = "
     "kv_bytes / median.\n"
     "moved_bytes are all bytes read and written, inputs and outputs included; moved_gb_per_s = moved_bytes / median.\n"
-    "Inputs and outputs are bf16. One region of the recipe's formats; first tokens kept in int8 play no part.\n"
+    "Inputs and outputs are bf16, or codes. One region of the recipe's formats; first tokens kept in int8 play no part.\n"
     "On a device the calls of a run are queued first and then timed by the device's events.\n"
     "Threads of sim are not pinned to cores.\n"
     "--predict: time of the CUDA kernels from counts of bytes, instructions and products and a GPU's rates; the "
@@ -122,7 +123,8 @@ static uint64_t tokens_total(const bench_values *values)
 /* Tokens one call reads or writes. */
 static uint64_t tokens_per_call(const bench_values *values)
 {
-    return is_op(values, "append") ? (uint64_t)values->batch * values->shape.q_tokens : tokens_total(values);
+    bool appends = is_op(values, "append") || is_op(values, "append_coded");
+    return appends ? (uint64_t)values->batch * values->shape.q_tokens : tokens_total(values);
 }
 
 static uint64_t page_bytes_of(const nbl_page_layout *layout)
@@ -149,6 +151,8 @@ static uint64_t moved_per_call(const bench_case *c)
     if (is_page_op(values))
         return (uint64_t)c->pages_per_sequence * values->batch *
                (page_bytes_of(&c->layout) + page_bytes_of(&c->source_layout));
+    if (is_op(values, "append_coded"))
+        return 2 * bytes_per_call(c);
     uint64_t q_rows = (uint64_t)values->batch * values->shape.q_tokens * values->shape.q_heads;
     uint64_t kv_rows = tokens_per_call(values) * values->shape.kv_heads;
     uint64_t rows = is_op(values, "attend") ? q_rows : is_op(values, "prefill") ? q_rows + kv_rows : kv_rows;
@@ -490,6 +494,38 @@ static int call_append(bench_case *c, nbl_fault *fault)
     return append_call(c, &args, fault);
 }
 
+/* Codes of K or V, and block scales, from the bytes of its rows in bf16. */
+static void coded_rows(const bench_case *c, void *data, uint32_t format, uint32_t dim, nbl_tensor *codes,
+                       nbl_tensor *scales)
+{
+    uint64_t tokens = tokens_per_call(c->values), heads = c->values->shape.kv_heads;
+    *codes = (nbl_tensor){.data = data, .dtype = NBL_U8, .rank = 3, .shape = {tokens, heads, dim}};
+    if (format != NBL_NVFP4)
+        return;
+    codes->shape[2] = dim / 2;
+    *scales = (nbl_tensor){.data = (uint8_t *)data + tokens * heads * dim,
+                           .dtype = NBL_U8,
+                           .rank = 3,
+                           .shape = {tokens, heads, (dim + 15) / 16}};
+}
+
+static int call_append_coded(bench_case *c, nbl_fault *fault)
+{
+    nbl_error err = NBL_INIT(nbl_error);
+    nbl_append_coded_args args = NBL_INIT(nbl_append_coded_args);
+    args.pool = &c->pool;
+    args.layer = c->layer;
+    args.k_format = c->policy.k_format;
+    args.v_format = c->policy.v_format;
+    coded_rows(c, c->k, args.k_format, c->values->shape.k_dim, &args.k, &args.k_scales);
+    coded_rows(c, c->v, args.v_format, v_dim_of(c->values), &args.v, &args.v_scales);
+    args.slots = c->write_slots;
+    args.stream = c->session->stream;
+    if (c->session->api->append_coded(c->session->device, &args, &err) != NBL_OK)
+        return nbl_fault_from_api(fault, NBL_EXIT_FAILED, "append_coded", &err);
+    return NBL_EXIT_OK;
+}
+
 static int call_attend(bench_case *c, nbl_fault *fault)
 {
     const bench_values *values = c->values;
@@ -575,8 +611,9 @@ static int call_transcode(bench_case *c, nbl_fault *fault)
 static const struct {
     const char *name;
     int (*call)(bench_case *c, nbl_fault *fault);
-} operations[] = {{"attend", call_attend}, {"append", call_append},         {"prefill", call_prefill},
-                  {"gather", call_gather}, {"copy_pages", call_copy_pages}, {"transcode", call_transcode}};
+} operations[] = {{"attend", call_attend},   {"append", call_append}, {"append_coded", call_append_coded},
+                  {"prefill", call_prefill}, {"gather", call_gather}, {"copy_pages", call_copy_pages},
+                  {"transcode", call_transcode}};
 
 static int call_once(bench_case *c, nbl_fault *fault)
 {
@@ -823,7 +860,8 @@ static int check_values(const bench_values *values, nbl_fault *fault)
     if (!known)
         return nbl_fault_set(
             fault, NBL_EXIT_USAGE,
-            "--op: unknown operation \"%.64s\" (known: attend, append, prefill, gather, copy_pages, transcode)",
+            "--op: unknown operation \"%.64s\" (known: attend, append, append_coded, prefill, "
+            "gather, copy_pages, transcode)",
             values->op_name);
     nbl_problem shape = {.q_tokens = values->shape.q_tokens,
                          .q_heads = values->shape.q_heads,

@@ -108,8 +108,8 @@ Test(tool, usage_errors_name_the_option)
     assert_run(TOOL("compare", "--generate", "gaussian", "--lengths", "1,,2"), 2,
                "nibble: --lengths: \"1,,2\" has an empty item\n");
     assert_run(TOOL("bench", "--op", "multiply"), 2,
-               "nibble: --op: unknown operation \"multiply\" (known: attend, append, prefill, gather, copy_pages, "
-               "transcode)\n");
+               "nibble: --op: unknown operation \"multiply\" (known: attend, append, append_coded, prefill, "
+               "gather, copy_pages, transcode)\n");
 }
 
 Test(tool, errors_found_with_a_backend_name_the_option_too)
@@ -1035,6 +1035,20 @@ Test(tool, policies_come_from_files)
 }
 
 /* ------------------------------------------------------------------------------------------------ bench */
+
+Test(tool, bench_appends_codes)
+{
+    json_t *list = tool_json(TOOL("bench", "--json", "--op", "append_coded", "--batch", "3", "--hq", "4", "--hkv", "2",
+                                  "--d", "64", "--kv", "200", "--nq", "5", "--page", "20", "--runs", "1", "--recipe",
+                                  "fp8,nvfp4"));
+    double vectors = 3 * 5 * 2 * 2; /* tokens, heads, K and V */
+    cr_assert(number_at(list, "0.kv_bytes") == vectors * 64, "%g bytes", number_at(list, "0.kv_bytes"));
+    cr_assert(number_at(list, "1.kv_bytes") == vectors * 36, "%g bytes", number_at(list, "1.kv_bytes"));
+    cr_assert(number_at(list, "1.moved_bytes") == 2 * vectors * 36, "%g bytes", number_at(list, "1.moved_bytes"));
+    json_decref(list);
+    assert_refused(TOOL("bench", "--op", "append_coded", "--kv", "64", "--nq", "2", "--recipe", "kv4"), 1,
+                   "nibble: append_coded: ");
+}
 
 Test(tool, bench_reports_each_recipe)
 {
