@@ -41,6 +41,9 @@ typedef struct append_params {
 cudaError_t nbl_cuda_center_compute(const append_params *p, cudaStream_t stream);
 /** Transforms, quantizes and writes every token with a slot. */
 cudaError_t nbl_cuda_append(const append_params *p, cudaStream_t stream);
+/** 1 if nbl_cuda_append_recipe, which nbl_cuda_append leaves such calls to, takes formats, types and transforms. */
+int nbl_cuda_append_is_recipe(const append_params *p);
+cudaError_t nbl_cuda_append_recipe(const append_params *p, cudaStream_t stream);
 /** The same for pools of any formats (NUM 6.1, 6.7). */
 cudaError_t nbl_cuda_float_append(const append_params *p, cudaStream_t stream);
 

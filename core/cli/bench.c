@@ -69,7 +69,8 @@ const nbl_command nbl_command_bench = {
     "tokens_per_s counts cached tokens read or written; kv_bytes are their codes and scales of the recipe; gb_per_s = "
     "kv_bytes / median.\n"
     "moved_bytes are all bytes read and written, inputs and outputs included; moved_gb_per_s = moved_bytes / median.\n"
-    "Inputs and outputs are bf16, or codes. One region of the recipe's formats; first tokens kept in int8 play no part.\n"
+    "Inputs and outputs are bf16, or codes. One region of the recipe's formats; first tokens kept in int8 play no "
+    "part.\n"
     "On a device the calls of a run are queued first and then timed by the device's events.\n"
     "Threads of sim are not pinned to cores.\n"
     "--predict: time of the CUDA kernels from counts of bytes, instructions and products and a GPU's rates; the "
@@ -611,8 +612,8 @@ static int call_transcode(bench_case *c, nbl_fault *fault)
 static const struct {
     const char *name;
     int (*call)(bench_case *c, nbl_fault *fault);
-} operations[] = {{"attend", call_attend},   {"append", call_append}, {"append_coded", call_append_coded},
-                  {"prefill", call_prefill}, {"gather", call_gather}, {"copy_pages", call_copy_pages},
+} operations[] = {{"attend", call_attend},      {"append", call_append}, {"append_coded", call_append_coded},
+                  {"prefill", call_prefill},    {"gather", call_gather}, {"copy_pages", call_copy_pages},
                   {"transcode", call_transcode}};
 
 static int call_once(bench_case *c, nbl_fault *fault)
@@ -858,11 +859,10 @@ static int check_values(const bench_values *values, nbl_fault *fault)
     for (size_t i = 0; i < sizeof operations / sizeof operations[0]; i++)
         known = known || strcmp(operations[i].name, values->op_name) == 0;
     if (!known)
-        return nbl_fault_set(
-            fault, NBL_EXIT_USAGE,
-            "--op: unknown operation \"%.64s\" (known: attend, append, append_coded, prefill, "
-            "gather, copy_pages, transcode)",
-            values->op_name);
+        return nbl_fault_set(fault, NBL_EXIT_USAGE,
+                             "--op: unknown operation \"%.64s\" (known: attend, append, append_coded, prefill, "
+                             "gather, copy_pages, transcode)",
+                             values->op_name);
     nbl_problem shape = {.q_tokens = values->shape.q_tokens,
                          .q_heads = values->shape.q_heads,
                          .kv_tokens = values->shape.kv_tokens,

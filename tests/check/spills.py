@@ -15,14 +15,14 @@ from pathlib import Path
 
 from common import Case, main
 
-HOT = ("append_kernel", "append_coded_kernel", "blackwell_kernel", "center_kernel", "decode_kernel",
-       "decode_fold_kernel", "fold_kernel", "gather_kernel", "prefill_expand_kernel", "prefill_mma_kernel",
+HOT = ("append_kernel", "append_coded_kernel", "append_recipe_kernel", "blackwell_kernel", "center_kernel",
+       "decode_kernel", "decode_fold_kernel", "fold_kernel", "gather_kernel", "prefill_expand_kernel", "prefill_mma_kernel",
        "prefill_queries_kernel", "prefill_wgmma_kernel", "prepare_kernel", "prepare_warps_kernel", "short_kernel",
        "team_kernel", "transcode_kernel")
 # instance of a kernel, instances with these first arguments, or a kernel: (bytes of spill stores and loads together
 # that are let pass, why)
 EXCEPTIONS = {
-    "append_kernel<3,1>": (16, "all formats and dimensions in one loop, of 1800 instructions: what is set before it"),
+    "append_kernel<1>": (16, "all formats and dimensions in one loop, of 1800 instructions: what is set before it"),
     "prefill_mma_kernel<128,128>": (60, "128 scores and elements of O a lane: 255 registers, as many as there are"),
     "decode_kernel<256,2>": (684, "head dimension 256 and two rows a lane: 255 registers, as many as there are"),
     "team_kernel": (12, "launch bounds for sm_90a, where it does not spill; one register on sm_100f and later"),

@@ -1038,9 +1038,9 @@ Test(tool, policies_come_from_files)
 
 Test(tool, bench_appends_codes)
 {
-    json_t *list = tool_json(TOOL("bench", "--json", "--op", "append_coded", "--batch", "3", "--hq", "4", "--hkv", "2",
-                                  "--d", "64", "--kv", "200", "--nq", "5", "--page", "20", "--runs", "1", "--recipe",
-                                  "fp8,nvfp4"));
+    json_t *list =
+        tool_json(TOOL("bench", "--json", "--op", "append_coded", "--batch", "3", "--hq", "4", "--hkv", "2", "--d",
+                       "64", "--kv", "200", "--nq", "5", "--page", "20", "--runs", "1", "--recipe", "fp8,nvfp4"));
     double vectors = 3 * 5 * 2 * 2; /* tokens, heads, K and V */
     cr_assert(number_at(list, "0.kv_bytes") == vectors * 64, "%g bytes", number_at(list, "0.kv_bytes"));
     cr_assert(number_at(list, "1.kv_bytes") == vectors * 36, "%g bytes", number_at(list, "1.kv_bytes"));

@@ -47,6 +47,8 @@ typedef struct trial {
     bool is_fp4;     /* for the Blackwell core: K of one 4-bit float format, V fp8 */
     bool is_decode;  /* shaped for the fast decode kernels, which take only some shapes */
     bool is_prefill; /* the same for the prefill kernels */
+    bool is_append;  /* for the append kernels of recipes: pages of `family` and of int8 */
+    uint32_t family;
     array *codes[REGIONS_MAX], *scales[REGIONS_MAX], *head_scales[2];
     array *slots, *table, *kv_indptr, *q_indptr, *kv_lens, *center_codes, *center_exponents, *center_shifts, *stats;
     array *k, *v, *q, *o, *lse, *state_head, *state_o;
@@ -131,6 +133,19 @@ static void narrow_to_prefill(trial *t)
     }
 }
 
+/* Vectors as recipes have them at head dimension 128. */
+static void narrow_to_append(trial *t)
+{
+    static const uint32_t families[] = {NBL_INT8, NBL_INT4P, NBL_INT4P, NBL_MXFP4, NBL_MXFP4};
+    world *w = t->w;
+    t->is_append = true;
+    t->family = world_choice(w, families, COUNT(families));
+    t->shape.k_dim = t->shape.v_dim = 128u;
+    t->shape.k_hadamard = t->family == NBL_MXFP4 ? 32u : 128u;
+    t->shape.v_hadamard = t->family == NBL_MXFP4 && world_below(w, 2) == 0 ? 32u : 128u;
+    t->in_dtype = NBL_BF16;
+}
+
 /* Bounds of a call may be generous. With these a prefill has work for every processor without a split, or has to take
  * its sequences in several goes. */
 static void widen_prefill_bounds(trial *t)
@@ -206,6 +221,13 @@ static uint32_t random_format(const trial *t, bool is_float, uint32_t fixed)
                     : world_choice(t->w, formats, COUNT(formats) - t->is_decode);
 }
 
+/* Of K or V with a rotation, where is_append: E2M1 codes are of blocks rotated by themselves. */
+static uint32_t append_format(trial *t, uint32_t hadamard)
+{
+    bool may_be_4bit = t->family != NBL_MXFP4 || hadamard == 32u;
+    return may_be_4bit && world_below(t->w, 4) != 0 ? t->family : NBL_INT8;
+}
+
 static bool pool_is_float(const trial *t)
 {
     bool any = false;
@@ -263,7 +285,8 @@ static bool fix_usual(const trial *t, uint32_t fixed[2])
 static void make_pool(trial *t)
 {
     uint32_t pages_needed = 0;
-    bool is_float = only("float") || (!t->is_decode && !t->is_prefill && world_below(t->w, 3) == 0);
+    bool is_any = !t->is_decode && !t->is_prefill && !t->is_append;
+    bool is_float = only("float") || (is_any && world_below(t->w, 3) == 0);
     t->is_fp4 = (is_float && !only("float") && world_below(t->w, 4) == 0) || only("fp4");
     is_float = is_float || t->is_fp4;
     uint32_t fixed[2] = {NBL_FORMAT_NONE, NBL_FORMAT_NONE};
@@ -279,8 +302,9 @@ static void make_pool(trial *t)
     for (uint32_t r = 0; r < t->region_count; ++r) {
         nbl_page_layout layout = NBL_INIT(nbl_page_layout);
         nbl_error err = NBL_INIT(nbl_error);
-        t->k_format[r] = random_format(t, is_float, fixed[0]);
-        t->v_format[r] = random_format(t, is_float, fixed[1]);
+        bool is_append = t->is_append && !is_float;
+        t->k_format[r] = is_append ? append_format(t, t->shape.k_hadamard) : random_format(t, is_float, fixed[0]);
+        t->v_format[r] = is_append ? append_format(t, t->shape.v_hadamard) : random_format(t, is_float, fixed[1]);
         world_expect(t->w, &t->w->sides[0],
                      t->w->api->kv_layout(&t->shape, t->k_format[r], t->v_format[r], &layout, &err), &err, "kv_layout");
         t->codes[r] = world_array(t->w, layout.code_page_bytes * t->pages * t->shape.layers);
@@ -718,19 +742,23 @@ static void do_pages(trial *t)
 
 /* ------------------------------------------------------------------------------------------------ run */
 
-/* Half of the cases are shaped for decode, a quarter for prefill; with NIBBLE_TEST_SHAPES=decode or prefill all are. */
+/* Half of the cases are shaped for decode, a quarter for prefill, an eighth for append; with NIBBLE_TEST_SHAPES=decode,
+ * prefill or append all are. */
 static void narrow(trial *t, uint32_t number)
 {
     const char *only = getenv("NIBBLE_TEST_SHAPES");
-    bool decode = number % 2u != 0, prefill = !decode && number % 4u != 0;
+    bool decode = number % 2u != 0, prefill = !decode && number % 4u != 0, append = number % 8u == 4u;
     if (only != NULL && only[0] != '\0') {
         decode = strcmp(only, "decode") == 0;
         prefill = strcmp(only, "prefill") == 0;
+        append = strcmp(only, "append") == 0;
     }
     if (decode) {
         narrow_to_decode(t);
     } else if (prefill) {
         narrow_to_prefill(t);
+    } else if (append) {
+        narrow_to_append(t);
     }
 }
 

@@ -4,7 +4,7 @@
  * @brief differential [FIRST SECOND]: compares two backends (sim and cuda) without a test framework.
  *
  * NIBBLE_TEST_CASES, NIBBLE_TEST_SEED, NIBBLE_TEST_ONLY, NIBBLE_TEST_FORMATS (float, fp4) and NIBBLE_TEST_SHAPES
- * (decode, prefill) choose the cases, NIBBLE_TEST_OPS (pages: no attend) the operations. Exits with 0, 1 on a
+ * (decode, prefill, append) choose the cases, NIBBLE_TEST_OPS (pages: no attend) the operations. Exits with 0, 1 on a
  * difference, 77 if there is nothing to compare.
  */
 #include "differential.h"

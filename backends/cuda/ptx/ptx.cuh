@@ -147,6 +147,18 @@ PTX_FN void ptx_mma_half(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
     }
 }
 
+/** The smaller magnitudes of two pairs of bf16; signs are of no use. PTX ISA, Half Precision Floating Point, min */
+PTX_FN uint32_t ptx_min_abs_bf16x2(uint32_t a, uint32_t b)
+{
+    uint32_t d;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 860
+    asm("min.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a & 0x7fff7fffu), "r"(b & 0x7fff7fffu));
+#else
+    asm("min.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+#endif
+    return d;
+}
+
 /** threadIdx.x, read again at every call: what is seldom needed is not kept in registers. PTX ISA, Special Registers,
  *  tid */
 PTX_FN uint32_t ptx_thread(void)

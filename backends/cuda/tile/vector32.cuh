@@ -300,13 +300,11 @@ CUDA_DEVICE void vector32_hadamard_undo(float (&x)[VECTOR32], uint32_t b, uint32
  * apart, which are different banks. */
 #define CHANNEL_STRIDE (VECTOR32 + 4u)
 #define CHANNEL_FLOATS (NBL_DIM_PADDED_MAX / VECTOR32 * CHANNEL_STRIDE)
-#define FACTOR_STRIDE (VECTOR32 + 8u) /* likewise, of 16-bit factors */
 
 /** 2^(sign * u) and mu * 2^Emu of every element; 1 and 0 past the dimension. */
 struct channel_tables {
     float factor[CHANNEL_FLOATS];
     float center[CHANNEL_FLOATS];
-    uint16_t factor_bf16[NBL_DIM_PADDED_MAX / VECTOR32 * FACTOR_STRIDE]; /**< the factors again */
 };
 
 /** Entries of a table for block `block` of 16 elements. */
@@ -322,9 +320,7 @@ CUDA_DEVICE void channel_tables_fill(channel_tables *tables, const block16_cente
     for (uint32_t d = threadIdx.x; d < nbl_layout_dim_padded(dim); d += blockDim.x) {
         uint32_t at = d / VECTOR32 * CHANNEL_STRIDE + d % VECTOR32;
         bool has_shift = from.shifts != NULL && d < dim;
-        float factor = has_shift ? nbl_pow2(sign * (int32_t)(from.shifts[d] & NBL_SHIFT_MAX)) : 1.0f;
-        tables->factor[at] = factor;
-        tables->factor_bf16[d / VECTOR32 * FACTOR_STRIDE + d % VECTOR32] = (uint16_t)(nbl_bits_of(factor) >> 16);
+        tables->factor[at] = has_shift ? nbl_pow2(sign * (int32_t)(from.shifts[d] & NBL_SHIFT_MAX)) : 1.0f;
         tables->center[at] = from.codes != NULL && d < dim ? (float)from.codes[d] * unit : 0.0f;
     }
 }
@@ -462,36 +458,7 @@ CUDA_DEVICE float sign_of(uint32_t bits, uint32_t place)
     return nbl_float_of(0x3f800000u | (bits >> place & 1u) << 31);
 }
 
-/* Two bf16 numbers times two powers of two: exact, or infinite. */
-CUDA_DEVICE uint32_t scale_bf16x2(uint32_t pair, uint32_t factors)
-{
-    __nv_bfloat162 x, f;
-    memcpy(&x, &pair, sizeof x);
-    memcpy(&f, &factors, sizeof f);
-    x = __hmul2(x, f);
-    memcpy(&pair, &x, sizeof pair);
-    return pair;
-}
-
-/* Sixteen bf16 elements times their factors, if they have any. */
-CUDA_DEVICE void take_bf16(const uint4 *from, bool has_factors, const uint4 *factors, float *x)
-{
-#pragma unroll
-    for (uint32_t k = 0; k < BLOCK16 / 8u; ++k) {
-        uint4 v = from[k];
-        if (has_factors) {
-            uint4 f = factors[k];
-            v = make_uint4(scale_bf16x2(v.x, f.x), scale_bf16x2(v.y, f.y), scale_bf16x2(v.z, f.z),
-                           scale_bf16x2(v.w, f.w));
-        }
-        halves_of_word<true>(v.x, &x[8u * k]);
-        halves_of_word<true>(v.y, &x[8u * k + 2u]);
-        halves_of_word<true>(v.z, &x[8u * k + 4u]);
-        halves_of_word<true>(v.w, &x[8u * k + 6u]);
-    }
-}
-
-/* Half a lane of any type, likewise. */
+/* Half a lane of any type, times its factors, if it has any. */
 CUDA_DEVICE void take_any(const uint4 *from, uint32_t dtype, bool has_factors, const float *factors, float *x)
 {
     if (dtype == NBL_F32) {
@@ -507,23 +474,16 @@ CUDA_DEVICE void take_any(const uint4 *from, uint32_t dtype, bool has_factors, c
     }
 }
 
-/** The lane's elements out of its slot, halves in the lane's order, shifted if there are tables. BF16: that is the
- *  type; else it is dtype. */
-template <bool BF16>
+/** The lane's elements out of its slot, halves in the lane's order, shifted if there are tables. */
 CUDA_DEVICE void halves32_take(const uint8_t *slot, uint32_t dtype, const halves32 &h, bool has_tables,
                                const channel_tables *tables, uint32_t b, float (&x)[VECTOR32])
 {
-    uint32_t half_bytes = BF16 || dtype != NBL_F32 ? 2u * BLOCK16 : 4u * BLOCK16;
+    uint32_t half_bytes = dtype != NBL_F32 ? 2u * BLOCK16 : 4u * BLOCK16;
 #pragma unroll
     for (uint32_t i = 0; i < 2u; ++i) {
         uint32_t half = i ^ h.swaps;
         const uint4 *from = (const uint4 *)(const void *)(slot + half * half_bytes);
-        if (BF16) {
-            const uint16_t *factors = &tables->factor_bf16[b * FACTOR_STRIDE + half * BLOCK16];
-            take_bf16(from, has_tables, (const uint4 *)(const void *)factors, &x[BLOCK16 * i]);
-        } else {
-            take_any(from, dtype, has_tables, &tables->factor[b * CHANNEL_STRIDE + half * BLOCK16], &x[BLOCK16 * i]);
-        }
+        take_any(from, dtype, has_tables, &tables->factor[b * CHANNEL_STRIDE + half * BLOCK16], &x[BLOCK16 * i]);
     }
 }
 
@@ -606,34 +566,24 @@ CUDA_DEVICE void halves32_exchange(float (&x)[VECTOR32], const halves32 &h, uint
     }
 }
 
-#define STEPS_ANY 9u
-
-/** Butterflies of NUM 4.1 on elements taken with h.swaps. STEPS: h.steps of a block of 32 or more, known when this is
- *  compiled, or STEPS_ANY. All lanes of the warp call it. */
-template <uint32_t STEPS> CUDA_DEVICE void halves32_hadamard(float (&x)[VECTOR32], const halves32 &h, uint32_t n)
+/** Butterflies of NUM 4.1 on elements taken with h.swaps. All lanes of the warp call it. */
+CUDA_DEVICE void halves32_hadamard(float (&x)[VECTOR32], const halves32 &h, uint32_t n)
 {
-    if (STEPS == STEPS_ANY && n == 0) {
+    if (n == 0) {
         return;
     }
     vector32_butterflies<1>(x);
     vector32_butterflies<2>(x);
     vector32_butterflies<4>(x);
-    if (STEPS != STEPS_ANY || n >= 16u) {
+    if (n >= 16u) {
         vector32_butterflies<8>(x);
     }
-    if (STEPS != STEPS_ANY || n >= 32u) {
+    if (n >= 32u) {
         halves32_cross(x, h);
     }
-    if (STEPS == STEPS_ANY) {
 #pragma unroll 1
-        for (uint32_t s = 0; s < h.steps; ++s) {
-            halves32_exchange(x, h, s);
-        }
-    } else {
-#pragma unroll
-        for (uint32_t s = 0; s + 1u <= STEPS; ++s) {
-            halves32_exchange(x, h, s);
-        }
+    for (uint32_t s = 0; s < h.steps; ++s) {
+        halves32_exchange(x, h, s);
     }
 }
 

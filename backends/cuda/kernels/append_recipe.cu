@@ -1,0 +1,334 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file append_recipe.cu
+ * @brief append for what recipes are at head dimension 128: bf16, formats of one family, rotated.
+ *
+ * Each warp on its own, eight vectors at a time: input comes through slots in shared memory, two passes ahead, and is
+ * rotated on tensor cores (rotate_mma.cuh). Tokens of K that are centred are taken sequence by sequence. All that can
+ * be known is when this is compiled, since the loops are bound by the instructions they issue. What is rare is a short
+ * loop elsewhere.
+ */
+#include "../tile/append_block.cuh"
+#include "../tile/rotate_mma.cuh"
+#include "../tile/rotated_codes.cuh"
+
+#define RECIPE_SLOTS 2u /* a pass is fetched into the slot of the one before the last as soon as that is rotated */
+#define RECIPE_STEP (WARPS * ROTATE_TOKENS) /* tokens of a pass of all warps */
+#define RECIPE_SLOT_BYTES (ROTATE_TOKENS * ROTATE_INPUT_BYTES)
+#define RECIPE_STAGE_BYTES (ROTATE_TOKENS * ROTATE_STAGE_BYTES)
+#define RECIPE_SHARED_BYTES \
+    ((uint32_t)sizeof(rotate_tables) + WARPS * (RECIPE_STAGE_BYTES + RECIPE_SLOTS * RECIPE_SLOT_BYTES))
+
+/* What a thread needs for it. A pass is fetched in chunks of 16 bytes, half a row by every 8 lanes. */
+struct append_recipe {
+    rotate_tables *tables; /* of K; V: NULL */
+    uint8_t *stage;        /* of the warp, and so the slots */
+    uint8_t *slots;
+    uint32_t matrix;     /* see rotate_matrix_of */
+    const uint8_t *next; /* the lane's first chunk of the next pass to fetch */
+    uint32_t token;      /* of the block: that of the chunk */
+    uint32_t slot;       /* next one to fetch into, in bytes */
+};
+
+static __device__ append_recipe recipe_of(const append_work &w)
+{
+    append_recipe r;
+    uint32_t warp = threadIdx.x / WARP_LANES;
+    uint8_t *stages = (uint8_t *)dynamic_memory() + WARPS * RECIPE_SLOTS * RECIPE_SLOT_BYTES;
+    r.slots = (uint8_t *)dynamic_memory() + warp * RECIPE_SLOTS * RECIPE_SLOT_BYTES;
+    r.stage = stages + warp * RECIPE_STAGE_BYTES;
+    r.tables = w.kind == NBL_KIND_K ? (rotate_tables *)(void *)(stages + WARPS * RECIPE_STAGE_BYTES) : NULL;
+    r.matrix = rotate_matrix_of();
+    r.slot = 0;
+    r.token = 0;
+    r.next = row_of(w, 0) + threadIdx.x % 16u * 16u;
+    return r;
+}
+
+/* Fetches from token `first` of the block on, which is the warp's. */
+static __device__ void recipe_fetch_from(const append_work &w, uint32_t first, append_recipe *r)
+{
+    uint32_t token = first + threadIdx.x % WARP_LANES / 16u;
+    r->next += (int64_t)(int32_t)(token - r->token) * w.in.stride[0];
+    r->token = token;
+}
+
+/* Begins to load the vectors of a pass, zeros past the last token. */
+static __device__ void recipe_fetch(const append_work &w, append_recipe *r)
+{
+    uint32_t lane = threadIdx.x % WARP_LANES;
+    uint32_t to = ptx_shared_address(r->slots) + r->slot + rotate_input_byte(lane / 16u, lane % 16u);
+    const uint8_t *from = r->next;
+#pragma unroll
+    for (uint32_t i = 0; i < ROTATE_TOKENS; i += 2u) { /* rows i and i + 1: see rotate_input_byte */
+        ptx_cp_async_16_zfill((to ^ 16u * i) + i * ROTATE_INPUT_BYTES, from, r->token + i < w.count ? 16u : 0u);
+        from += 2 * w.in.stride[0];
+    }
+    ptx_cp_async_commit();
+    r->next += (int64_t)RECIPE_STEP * w.in.stride[0];
+    r->token += RECIPE_STEP;
+    r->slot ^= RECIPE_SLOT_BYTES;
+}
+
+/* Vectors whose sums may have been rounded, or whose inputs may be beyond X: a bit for the first lane of each. vector:
+ * the largest magnitude of the lane's. */
+template <uint32_t KIND>
+static __device__ uint32_t recipe_others(const append_work &w, const append_recipe &r, uint32_t least, uint32_t vector,
+                                         bool active)
+{
+    float limit = nbl_float_of(min(rotate_limit(r.slots + r.slot, least), nbl_bits_of(CAREFUL_FROM)));
+    float most = nbl_float_of(vector) + (KIND == NBL_KIND_K ? r.tables->center_most : 0.0f);
+    return __ballot_sync(FULL_WARP, active && w.team.b == 0 && !(most < limit));
+}
+
+/* Puts these vectors into the stage by the rule. */
+template <uint32_t KIND, uint32_t N>
+static __device__ void recipe_by_rule(const append_params &p, const append_work &w, append_shared *s,
+                                      const append_recipe &r, uint32_t others)
+{
+    block16_counts counts = {0, 0, 0};
+#pragma unroll 1
+    for (; others != 0; others &= others - 1u) {
+        uint32_t t = ((uint32_t)__ffs((int)others) - 1u) / w.team.size;
+        rotate_by_rule<N, KIND == NBL_KIND_K>(r.slots + r.slot, t, r.tables, r.stage, &counts);
+    }
+    __syncwarp();
+    if (p.stats != NULL) {
+        block_stats_add_inputs(&s->total, counts, true);
+    }
+}
+
+/* What the vector of a lane is. */
+struct recipe_vector {
+    token_place at;
+    uint32_t token; /* of the block */
+    bool active;    /* there is one, with a place */
+    uint32_t least; /* of its inputs; see rotate */
+};
+
+/* Quantizes and stores int4p, and int8 among it, from blocks of 32. */
+template <uint32_t KIND, uint32_t N>
+static __device__ void recipe_int4p(const append_params &p, const append_work &w, append_shared *s, append_recipe *r,
+                                    const recipe_vector &v, float (&x)[VECTOR32])
+{
+    codes32 q;
+    stage_rotated(r->stage, x);
+    __syncwarp();
+    unstage_rotated(r->stage, x);
+    range32 range = range32_of<true>(x, w.team);
+    uint32_t others = recipe_others<KIND>(w, *r, v.least, range.vector, v.active);
+    if (others != 0) {
+        recipe_by_rule<KIND, N>(p, w, s, *r, others);
+        unstage_rotated(r->stage, x);
+        range = range32_of<true>(x, w.team);
+    }
+    __syncwarp();
+    recipe_fetch(w, r);
+    quantize32<FAMILY_INT4P, QUANTIZE_MANY>(x, range, w.team, v.at.format, w.rule, s->reciprocals, p.stats != NULL, &q);
+    store_block<FAMILY_INT4P>(w, s, w.team.b, v.at, r->stage, v.token, v.active, q);
+    if (p.stats != NULL) {
+        block_stats_add(&s->total, q, range, w.team, v.at.format, v.active);
+    }
+}
+
+/* Quantizes and stores int8 and mxfp4 from the elements as they are. */
+template <uint32_t FAMILY, uint32_t KIND, uint32_t N>
+static __device__ void recipe_rotated(const append_params &p, const append_work &w, append_shared *s, append_recipe *r,
+                                      const recipe_vector &v, float (&x)[VECTOR32])
+{
+    codes32 q;
+    range32 vector = {{0.0f, 0.0f}, {1.0f, 1.0f}, 0};
+    rotated_range range = rotated_range_of(x);
+    uint32_t others = recipe_others<KIND>(w, *r, v.least, range.vector, v.active);
+    if (others != 0) {
+        recipe_by_rule<KIND, N>(p, w, s, *r, others);
+        if ((others >> (threadIdx.x % WARP_LANES - w.team.b) & 1u) != 0) {
+            unstage_as_rotated(r->stage, x);
+        }
+        limit_mxfp4<FAMILY>(v.at.format, x);
+        range = rotated_range_of(x);
+    }
+    __syncwarp();
+    recipe_fetch(w, r);
+    vector.vector = range.vector;
+    if (FAMILY == FAMILY_MXFP4) {
+        rotated_mxfp4(x, range, w.team.b, w.rule, p.stats != NULL, &q);
+        if (KIND == NBL_KIND_K) {
+            rotated_k_words(w.team.b, &q);
+        }
+    }
+    if (FAMILY != FAMILY_MXFP4 || v.at.format == NBL_INT8) {
+        quantize32_int8(x, vector, &q);
+    }
+    if (v.active) {
+        write_scales<FAMILY>(v.at, w.team, w.team.b, q);
+    }
+    if (KIND == NBL_KIND_V) {
+        uint8_t *row = r->stage + w.team.vector * stage_row_bytes(w.dim);
+        rotated_write_v(v.at, row, w.team.b, w.team.vector % QUAD, s->quad_is_whole[v.token / QUAD], v.active, q);
+    } else if (v.active) {
+        rotated_write_k(v.at, w.team.b, q);
+    }
+    if (p.stats != NULL) {
+        block_stats_add(&s->total, q, vector, w.team, v.at.format, v.active);
+    }
+}
+
+/* A pass of the warp, tokens from `first` on before `end`. */
+template <uint32_t FAMILY, uint32_t KIND, uint32_t N>
+static __device__ void recipe_pass(const append_params &p, const append_work &w, append_shared *s, append_recipe *r,
+                                   uint32_t first, uint32_t end)
+{
+    float x[VECTOR32];
+    recipe_vector v;
+    v.token = min(first + w.team.vector, APPEND_TOKENS_MAX - 1u);
+    v.at = s->places[v.token];
+    v.active = first + w.team.vector < end && v.at.codes != NULL;
+    v.least = rotate<N, KIND == NBL_KIND_K>(r->slots + r->slot, r->matrix, r->tables, x);
+    if (FAMILY == FAMILY_INT4P && __any_sync(FULL_WARP, v.at.format != NBL_INT8)) {
+        recipe_int4p<KIND, N>(p, w, s, r, v, x);
+    } else {
+        v.at.format = FAMILY == FAMILY_MXFP4 ? v.at.format : (uint32_t)NBL_INT8;
+        recipe_rotated<FAMILY == FAMILY_INT4P ? (uint32_t)FAMILY_INT8 : FAMILY, KIND, N>(p, w, s, r, v, x);
+    }
+}
+
+/* Fills the tables of K for the sequence of token `first` of the block; a barrier follows. Returns the token that its
+ * tokens end before. */
+static __device__ uint32_t recipe_sequence(const append_params &p, const append_work &w, const append_recipe &r,
+                                           uint32_t first)
+{
+    block16_centering from = {NULL, NULL, NULL};
+    uint32_t end = w.count;
+    if (p.centering) {
+        uint32_t sequence = sequence_of(p.seq_indptr, p.batch, w.first + first);
+        from = block16_centering_of(&p.centers, sequence, p.kv_heads, w.head, p.k_dim, p.status);
+        int64_t last = (int64_t)p.seq_indptr[sequence + 1u] - w.first;
+        end = (uint32_t)min(max(last, (int64_t)first + 1), (int64_t)w.count);
+    }
+    rotate_tables_fill(r.tables, from, CENTER_SMALL_EXPONENT);
+    return end;
+}
+
+/* 1 if the lane's token is one of four side by side that are a whole quad of V (see quad_is_whole). All lanes of the
+ * warp call it. */
+static __device__ bool is_in_whole_quad(const token_place &at)
+{
+    uint32_t lane = threadIdx.x % WARP_LANES, r = lane % QUAD;
+    uint64_t first = __shfl_sync(FULL_WARP, (uint64_t)at.codes, (int)(lane - r));
+    bool fits = first != 0 && first % QUAD == 0 && at.stride == QUAD && (uint64_t)at.codes == first + r;
+    return (__ballot_sync(FULL_WARP, fits) >> (lane - r) & 15u) == 15u;
+}
+
+/* Places of all tokens of the block, two of a thread, and what quads of V are whole; a barrier follows. */
+static __device__ void recipe_places(const append_params &p, const append_work &w, const int64_t (&slot)[2],
+                                     append_shared *s)
+{
+#pragma unroll 1
+    for (uint32_t t = threadIdx.x; t < p.block_tokens; t += THREADS) {
+        token_place at = token_place_of_slot(&p.pages, t == threadIdx.x ? slot[0] : slot[1], w.first + t, w.kind,
+                                             w.head, w.dim, p.status);
+        s->places[t] = at;
+        if (w.kind == NBL_KIND_V) {
+            s->quad_is_whole[t / QUAD] = is_in_whole_quad(at);
+        }
+    }
+}
+
+/* All tokens of the block. */
+template <uint32_t FAMILY, uint32_t KIND, uint32_t N>
+static __device__ void append_recipe_all(const append_params &p, append_shared *s)
+{
+    append_work w = work_of(p, KIND);
+    w.dim = ROTATE_DIM;
+    w.team = team32_of(ROTATE_DIM);
+    __builtin_assume(w.rule != NBL_RULE_MSE); /* see is_recipe */
+    append_recipe r = recipe_of(w);
+    uint32_t begins = threadIdx.x / WARP_LANES * ROTATE_TOKENS;
+    int64_t slot[2]; /* asked for first: what follows depends on them */
+    for (uint32_t i = 0; i < 2u; ++i) {
+        uint32_t t = threadIdx.x + i * THREADS;
+        slot[i] = t < w.count ? p.slots[w.first + t] : -1;
+    }
+    recipe_fetch_from(w, begins, &r);
+    recipe_fetch(w, &r);
+    recipe_fetch(w, &r);
+    uint32_t end = KIND == NBL_KIND_K ? recipe_sequence(p, w, r, 0) : w.count;
+    recipe_places(p, w, slot, s);
+    __syncthreads();
+    for (uint32_t first = 0;;) {
+#pragma unroll 1
+        for (uint32_t token = first + begins; token < end; token += RECIPE_STEP) {
+            ptx_cp_async_wait<RECIPE_SLOTS - 1>();
+            __syncwarp(); /* nor does anybody read the stage any more */
+            recipe_pass<FAMILY, KIND, N>(p, w, s, &r, token, end);
+        }
+        if (KIND == NBL_KIND_V || end >= w.count) {
+            break;
+        }
+        first = end;
+        ptx_cp_async_wait<0>();
+        __syncthreads(); /* nor does anybody read the tables */
+        recipe_fetch_from(w, first + begins, &r);
+        recipe_fetch(w, &r);
+        recipe_fetch(w, &r);
+        end = recipe_sequence(p, w, r, first);
+        __syncthreads();
+    }
+}
+
+/* The loop for a block's vectors. */
+template <uint32_t FAMILY, uint32_t KIND> static __device__ void append_kind(const append_params &p, append_shared *s)
+{
+    if (FAMILY != FAMILY_MXFP4) {
+        append_recipe_all<FAMILY, KIND, ROTATE_DIM>(p, s);
+    } else if (KIND == NBL_KIND_K || p.v_hadamard == VECTOR32) {
+        append_recipe_all<FAMILY, KIND, VECTOR32>(p, s);
+    } else { /* all int8: E2M1 codes are of blocks rotated by themselves */
+        append_recipe_all<FAMILY_INT8, KIND, ROTATE_DIM>(p, s);
+    }
+}
+
+/* Blocks of a multiprocessor: as many as leave the registers that the loops need. */
+static constexpr uint32_t blocks_of(uint32_t family)
+{
+    return BLOCKS_FEWER != 0u ? 3u : family == FAMILY_INT4P ? 4u : 5u;
+}
+
+template <uint32_t FAMILY>
+static __global__ void __launch_bounds__(THREADS, blocks_of(FAMILY))
+    append_recipe_kernel(const __grid_constant__ append_params p)
+{
+    __shared__ append_shared s;
+    append_block_begin(p, &s);
+    if (blockIdx.y == NBL_KIND_K) {
+        append_kind<FAMILY, NBL_KIND_K>(p, &s);
+    } else {
+        append_kind<FAMILY, NBL_KIND_V>(p, &s);
+    }
+    append_block_end(p, &s);
+}
+
+extern "C" int nbl_cuda_append_is_recipe(const append_params *p)
+{
+    uint32_t family = family_of(&p->pages);
+    bool has_16 = false;
+    for (uint32_t i = 0; i < p->pages.region_count; ++i) {
+        const cuda_region *region = &p->pages.regions[i];
+        has_16 = has_16 || region->k_format == NBL_MXFP4_16 || region->v_format == NBL_MXFP4_16;
+    }
+    bool v_is_32 = family == FAMILY_MXFP4 && p->v_hadamard == VECTOR32;
+    return family != FAMILY_ANY && !has_16 && p->k_dim == ROTATE_DIM && p->v_dim == ROTATE_DIM &&
+           p->k.dtype == NBL_BF16 && p->k_hadamard == (family == FAMILY_MXFP4 ? VECTOR32 : ROTATE_DIM) &&
+           (v_is_32 || p->v_hadamard == ROTATE_DIM) && p->k_rule != NBL_RULE_MSE && p->v_rule != NBL_RULE_MSE;
+}
+
+extern "C" cudaError_t nbl_cuda_append_recipe(const append_params *params, cudaStream_t stream)
+{
+    append_params p = *params;
+    uint32_t family = family_of(&p.pages);
+    void (*kernel)(const append_params) = family == FAMILY_INT8    ? append_recipe_kernel<FAMILY_INT8>
+                                          : family == FAMILY_INT4P ? append_recipe_kernel<FAMILY_INT4P>
+                                                                   : append_recipe_kernel<FAMILY_MXFP4>;
+    return append_launch(kernel, &p, RECIPE_SHARED_BYTES, stream);
+}
