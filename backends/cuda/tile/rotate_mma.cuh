@@ -148,9 +148,9 @@ template <uint32_t H> CUDA_DEVICE void rotate_level(float (&x)[VECTOR32])
     }
 }
 
-/** Rotates with blocks of N = 32 or 128 the eight vectors whose rows lie in `input`, IS_K: shifts and centres them. Lane 4t + b
- *  gets of vector t the elements 16g + 4b + j, as x[4g + j]. Returns the least magnitudes of the lane's inputs, a pair
- *  of bf16. */
+/** Rotates with blocks of N = 32 or 128 the eight vectors whose rows lie in `input`; IS_K: shifts and centres them.
+ *  Lane 4t + b gets of vector t the elements 16g + 4b + j, as x[4g + j]. Returns the least magnitudes of the lane's
+ *  inputs, a pair of bf16. */
 template <uint32_t N, bool IS_K>
 CUDA_DEVICE uint32_t rotate(const uint8_t *input, uint32_t matrix, const rotate_tables *tables, float (&x)[VECTOR32])
 {
