@@ -193,20 +193,6 @@ static __device__ void recipe_pass(const append_params &p, const append_work &w,
     }
 }
 
-/* sequence_of by a warp, all lanes: one load instead of a chain of them, up to 32 sequences. */
-static __device__ uint32_t warp_sequence_of(const int32_t *indptr, uint32_t batch, uint32_t token)
-{
-    uint32_t lane = threadIdx.x % WARP_LANES, low = 0, count = batch;
-    while (count > 1u) {
-        uint32_t step = (count + WARP_LANES - 1u) / WARP_LANES, at = lane * step;
-        bool is_before = at == 0 || (at < count && (uint32_t)indptr[low + at] <= token);
-        uint32_t skipped = ((uint32_t)__popc(__ballot_sync(FULL_WARP, is_before)) - 1u) * step;
-        low += skipped;
-        count = min(step, count - skipped);
-    }
-    return low;
-}
-
 /* Fills the tables of K for the sequence of token `first` of the block; a barrier follows. Returns the token that its
  * tokens end before. */
 static __device__ uint32_t recipe_sequence(const append_params &p, const append_work &w, const append_recipe &r,
@@ -215,7 +201,7 @@ static __device__ uint32_t recipe_sequence(const append_params &p, const append_
     block16_centering from = {NULL, NULL, NULL};
     uint32_t end = w.count;
     if (p.centering) {
-        uint32_t sequence = warp_sequence_of(p.seq_indptr, p.batch, w.first + first);
+        uint32_t sequence = sequence_of(p.seq_indptr, p.batch, w.first + first);
         from = block16_centering_of(&p.centers, sequence, p.kv_heads, w.head, p.k_dim, p.status);
         int64_t last = (int64_t)p.seq_indptr[sequence + 1u] - w.first;
         end = (uint32_t)min(max(last, (int64_t)first + 1), (int64_t)w.count);
