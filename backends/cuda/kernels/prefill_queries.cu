@@ -27,9 +27,13 @@
 namespace
 {
 
+#define FACTOR_STRIDE (VECTOR32 + 8u) /* a lane's 16-bit factors are in other banks than its neighbours' */
+
 /* Shared memory of a block. */
 struct memory {
     channel_tables tables;
+    __align__(16) uint16_t
+        factor_bf16[NBL_DIM_PADDED_MAX / VECTOR32 * FACTOR_STRIDE]; /* the factors of the tables again */
 };
 
 /* The unit and its rows as a lane sees them. */
@@ -126,17 +130,41 @@ CUDA_DEVICE void read_carefully(const attend_params &p, const memory &m, const u
     transform(p, m, team, x);
 }
 
+/* Two bf16 numbers times two powers of two: exact, or infinite. */
+CUDA_DEVICE uint32_t scale_bf16x2(uint32_t pair, uint32_t factors)
+{
+    __nv_bfloat162 x, f;
+    memcpy(&x, &pair, sizeof x);
+    memcpy(&f, &factors, sizeof f);
+    x = __hmul2(x, f);
+    memcpy(&pair, &x, sizeof pair);
+    return pair;
+}
+
+/* Sixteen bf16 elements times their factors. */
+CUDA_DEVICE void take_bf16(const uint4 *from, const uint4 *factors, float *x)
+{
+#pragma unroll
+    for (uint32_t k = 0; k < BLOCK16 / 8u; ++k) {
+        const uint4 v = from[k], f = factors[k];
+        halves_of_word<true>(scale_bf16x2(v.x, f.x), &x[8u * k]);
+        halves_of_word<true>(scale_bf16x2(v.y, f.y), &x[8u * k + 2u]);
+        halves_of_word<true>(scale_bf16x2(v.z, f.z), &x[8u * k + 4u]);
+        halves_of_word<true>(scale_bf16x2(v.w, f.w), &x[8u * k + 6u]);
+    }
+}
+
 /* A usual row's elements, shifted and rotated, in the order of the halves. A product with a shift is exact, but for
  * elements so small that their codes are 0. */
 template <uint32_t STEPS>
 CUDA_DEVICE void take_usual(const attend_params &p, const memory &m, const unit &u, const team32 &team,
                             const uint4 (&chunks)[HALF_CHUNKS], float (&x)[VECTOR32])
 {
-    const uint16_t *factors = &m.tables.factor_bf16[team.b * FACTOR_STRIDE];
+    const uint16_t *factors = &m.factor_bf16[team.b * FACTOR_STRIDE];
 #pragma unroll
     for (uint32_t i = 0; i < 2u; ++i) {
-        take_bf16(&chunks[HALF_CHUNKS / 2u * i], true,
-                  (const uint4 *)(const void *)(factors + (i ^ u.order.swaps) * BLOCK16), &x[BLOCK16 * i]);
+        take_bf16(&chunks[HALF_CHUNKS / 2u * i], (const uint4 *)(const void *)(factors + (i ^ u.order.swaps) * BLOCK16),
+                  &x[BLOCK16 * i]);
     }
     halves32_hadamard<STEPS>(x, u.order, p.k_hadamard);
 }
@@ -297,6 +325,16 @@ CUDA_DEVICE void store(const attend_params &p, const unit &u, const team32 &team
     }
 }
 
+/* The tables of all channels; factors are 1 without shifts. */
+CUDA_DEVICE void fill_tables(memory &m, const block16_centering &centering, uint32_t dim)
+{
+    channel_tables_fill(&m.tables, centering, dim, -1);
+    for (uint32_t d = threadIdx.x; d < nbl_layout_dim_padded(dim); d += blockDim.x) { /* its own, as filled there */
+        const float factor = m.tables.factor[d / VECTOR32 * CHANNEL_STRIDE + d % VECTOR32];
+        m.factor_bf16[d / VECTOR32 * FACTOR_STRIDE + d % VECTOR32] = (uint16_t)(nbl_bits_of(factor) >> 16);
+    }
+}
+
 /* The unit of the block; its tables are filled. */
 template <uint32_t STEPS> CUDA_DEVICE unit unit_of(const attend_params &p, memory &m, const team32 &team)
 {
@@ -313,7 +351,7 @@ template <uint32_t STEPS> CUDA_DEVICE unit unit_of(const attend_params &p, memor
     if (u.rows > 0 && p.centering) {
         centering = block16_centering_of(&p.centers, u.sequence_index, p.kv_heads, u.kv_head, p.k_dim, p.status);
     }
-    channel_tables_fill(&m.tables, centering, p.k_dim, -1); /* factors 1 without shifts */
+    fill_tables(m, centering, p.k_dim);
     if (centering.codes != NULL) {
         u.center_unit = nbl_pow2(nbl_e8m0_decode_slot(*centering.exponent));
         for (uint32_t k = 0; k < VECTOR32; ++k) {
