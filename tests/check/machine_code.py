@@ -40,7 +40,7 @@ RULES = (
     Rule("blackwell_tensor_kernel", "blackwell_tensor", "80|89|90|120", (), (r"UTC", r"IMMA", r"STL", r"LDL")),
     Rule("blackwell_kernel", "blackwell_attend", "80|89|90|100|103", (r"IMMA\.16816\.S8\.S8",), (r"OMMA", r"QMMA")),
     # ptxas 13.0 makes wrong code of a copy with a cache policy whose address it leaves a sum (ptx_cp_async_16)
-    Rule("decode_kernel", "decode", ".*", (r"IMMA\.16832\.[SU]8\.[SU]8",), (r"HMMA", r"LDGSTS.*\+UR")),
+    Rule("decode_kernel", "decode", ".*", (r"IMMA\.16832\.[SU]8\.[SU]8", r"HMMA\.16816\.F32$"), (r"LDGSTS.*\+UR",)),
     Rule("team_kernel", "decode_team", ".*", (r"IMMA\.16832\.[SU]8\.[SU]8",), (r"HMMA",)),
     Rule("prefill_mma_kernel", "prefill_mma", ".*", (r"IMMA\.16832\.S8\.S8", r"IMMA\.16832\.U8\.S8"), (r"HMMA",)),
     Rule("prefill_wgmma_kernel", "prefill_wgmma", "90", (r"IGMMA\.64x\d+x32\.S8\.S8", r"IGMMA\.64x\d+x32\.U8\.S8")),
@@ -155,7 +155,7 @@ EMULATED = ("IMMA.16816.S8.S8 R1",)
 TENSOR = ("UTCOMMA gdesc[UR4]", "UTCOMMA.4X gdesc[UR4]", "UTCQMMA gdesc[UR4]", "UTCCP.T.S.4x32dp128bit tmem[UR4]",
           "LDTM.x8 R4", "STTM.x8 tmem[UR4]")
 STUB = ("EXIT",)
-OTHERS = {"decode": ("decode_kernel", ("IMMA.16832.S8.U8 R1",)),
+OTHERS = {"decode": ("decode_kernel", ("IMMA.16832.S8.U8 R1", "HMMA.16816.F32 R1")),
           "decode_team": ("team_kernel", ("IMMA.16832.S8.U8 R1",)),
           "prefill_mma": ("prefill_mma_kernel", ("IMMA.16832.S8.S8 R1", "IMMA.16832.U8.S8 R1"))}
 

@@ -110,8 +110,8 @@ using unit_copies = plain_copies;
 using unit_copies = copies_once;
 #endif
 
-/* P of tokens n and n + 1 for shared memory: bytes, of both rows of a lane side by side; or halves, a word for each token.
- */
+/* P of tokens n and n + 1 for shared memory: bytes, of both rows of a lane side by side; or halves, a word for each
+ * token. */
 template <int RPL, bool HALVES> PTX_FN void pack(const float2 (&p)[RPL], uint32_t &first, uint32_t &second)
 {
     const uint32_t even[2] = {nbl_bits_of(p[0].x), nbl_bits_of(p[RPL - 1].x)};
@@ -181,8 +181,8 @@ template <int D, int RPL, typename F> struct walker {
         if constexpr (halves) {
             prepare_half_scales<D, RPL, F::k == NBL_MXFP4>(m, F::k, tokens, lane);
         } else {
-            prepare_scales<D, RPL, F::k == NBL_MXFP4>(m, format_of<F, 0>(formats, group), format_of<F, 1>(formats, group),
-                                                      tokens, lane);
+            prepare_scales<D, RPL, F::k == NBL_MXFP4>(m, format_of<F, 0>(formats, group),
+                                                      format_of<F, 1>(formats, group), tokens, lane);
         }
     }
 
@@ -304,8 +304,8 @@ template <int D, int RPL, typename F> struct walker {
         ask_kind<D, F, KIND>(ask, ptx_shared_address(m.ring[turn % RING]), lane);
     }
 
-    /* The walk where formats are known: a tile is k_turns of K and v_turns of V, even numbers, so that a turn's place in
-     * the ring is known too. */
+    /* The walk where formats are known: a tile is k_turns of K and v_turns of V, even numbers, so that a turn's
+     * place in the ring is known too. */
     __device__ __forceinline__ void run_known()
     {
         const uint32_t k_turns = GROUPS / turn_groups<D, F, 0>(0);

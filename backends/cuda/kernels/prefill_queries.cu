@@ -32,8 +32,8 @@ namespace
 /* Shared memory of a block. */
 struct memory {
     channel_tables tables;
-    __align__(16) uint16_t
-        factor_bf16[NBL_DIM_PADDED_MAX / VECTOR32 * FACTOR_STRIDE]; /* the factors of the tables again */
+    /* The factors of the tables again. */
+    __align__(16) uint16_t factor_bf16[NBL_DIM_PADDED_MAX / VECTOR32 * FACTOR_STRIDE];
 };
 
 /* The unit and its rows as a lane sees them. */

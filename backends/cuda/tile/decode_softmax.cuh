@@ -159,7 +159,8 @@ PTX_FN float grid_logits(const float (&x)[LANE_TOKENS], const float *grid, float
     return most[0];
 }
 
-/** MAGIC + P of a token pair, and what it adds to l. MAGIC is NBL_MAGIC, perhaps with an even number below 2^16 more. */
+/** MAGIC + P of a token pair, and what it adds to l. MAGIC is NBL_MAGIC, perhaps with an even number below 2^16
+ *  more. */
 PTX_FN float2 weigh_pair(float t0, float t1, float most, float2 grid, float magic, float &even, float &odd)
 {
     const float p0 = ptx_ex2(t0 - most), p1 = ptx_ex2(t1 - most);
@@ -205,9 +206,9 @@ PTX_FN void move_bases(const float (&x)[RPL][LANE_TOKENS], const float *grid, co
 }
 
 /** Weights of the lane's rows in one tile: b[i], 0 if the tile adds nothing; rescale[i], the factor for O. P is
- *  handed over by take(n, p): p[i] has magic + P of tokens n and n + 1. The rows go side by side, so that one hides the latency of the other. The
- *  warp stays together: what only some columns need is done by all and kept by those. ex2.approx.ftz gives 0 below
- *  2^-126. */
+ *  handed over by take(n, p): p[i] has magic + P of tokens n and n + 1. The rows go side by side, so that one hides
+ *  the latency of the other. The warp stays together: what only some columns need is done by all and kept by those.
+ *  ex2.approx.ftz gives 0 below 2^-126. */
 template <int RPL, typename Take>
 PTX_FN void columns_softmax(const float (&x)[RPL][LANE_TOKENS], const float *grid, const uint32_t (&visible)[RPL],
                             float magic, lane_rows<RPL> &rows, float (&rescale)[RPL], float (&b)[RPL], Take take)

@@ -3,10 +3,10 @@
  * @file decode_values_half.cuh
  * @brief P V of the decode kernel for int4p and up to eight query rows: halves in place of bytes (NUM 5.4).
  *
- * O^T = V^T P^T by mma.m16n8k16 with binary32 sums: row g is element 2g, row g + 8 element 2g + 1 of a block of 16; the
- * four tokens of a lane come as 4t, 4t + 2, 4t + 1, 4t + 3. A code c enters as n = c + 8, which is a half, n * 2^-24, as
- * it lies in its word; P goes with the block's multiplier m. P * m has twelve bits, a half eleven: so there are two
- * products, with m * (P - 128) / 128 and with m, and
+ * O^T = V^T P^T by mma.m16n8k16 with binary32 sums: row g is element 2g, row g + 8 element 2g + 1 of a block of 16;
+ * the four tokens of a lane come as 4t, 4t + 2, 4t + 1, 4t + 3. A code c enters as n = c + 8, which is a half, n *
+ * 2^-24, as it lies in its word; P goes with the block's multiplier m. P * m has twelve bits, a half eleven: so there
+ * are two products, with m * (P - 128) / 128 and with m, and
  *
  *     sum c m P  =  sum n m (P - 128)  +  sum n m 128  -  8 sum m P
  *
@@ -63,8 +63,8 @@ PTX_FN void prepare_half_scales(half_memory<D, RPL> &m, uint32_t k_format, int32
 /** MAGIC whose lower half is that of 1024, as a half: with P added it is 1024 + P. */
 #define HALF_MAGIC (NBL_MAGIC + 25600.0f)
 
-/** P of a group as halves, 1024 + P: columns 2t and 2t + 1 of tokens 2g, 2g + 1, 2g + 16, 2g + 17. They take the place of
- *  logits, behind that of the next tile's scales. */
+/** P of a group as halves, 1024 + P: columns 2t and 2t + 1 of tokens 2g, 2g + 1, 2g + 16, 2g + 17. They take the
+ *  place of logits, behind that of the next tile's scales. */
 template <int D, int RPL>
 PTX_FN void store_half_group(half_memory<D, RPL> &m, uint32_t group, uint32_t lane, const uint32_t *p)
 {
