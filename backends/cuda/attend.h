@@ -194,6 +194,7 @@ typedef struct attend_params {
     uint32_t *ends;
     uint32_t counts_ends; /**< 1: the main step counts its units there, and folds_early */
 
+    uint32_t heads_in_turn; /**< of a prefill; 1: items of the heads of a sequence take turns */
     uint32_t whole_rows; /**< of a prefill; 1: rows of O are one block of v_hadamard and written 16 bytes at a time */
 } attend_params;
 

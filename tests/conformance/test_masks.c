@@ -518,6 +518,32 @@ Test(masks, A1_logits_beyond_the_limit_in_chunks)
     lab_finish(&l);
 }
 
+/* In the first tile of a chunk large, with bases from 2^19 to the limit, and far below zero in the others, which then do
+ * not take part. With masks there are tiles of which a row sees nothing, too. */
+static float sinking(uint32_t j)
+{
+    static const float tops[] = {5700.0f, 20000.0f, 40000.0f, 40160.0f, 40300.0f, 45000.0f};
+    const float top = tops[j / 1024u % COUNT(tops)];
+    return j % 1024u < 128u ? top : -top;
+}
+
+Test(masks, A1_large_logits_before_tiles_that_are_left_out)
+{
+    lab l;
+    lab_open(&l);
+    for (uint32_t i = 0; i < PROBLEM_INT_PAIRS; ++i) {
+        problem p = masked(i, i % 2u == 0 ? NBL_ATTEND_CAUSAL : 0);
+        trial t;
+        p.shape.k_dim = p.shape.v_dim = 64;
+        p.kv_len[0] = 6u * 1024u;
+        p.q_len[0] = 9;
+        p.want_state = true;
+        run_logits(&l, &t, &p, sinking);
+        trial_free(&t);
+    }
+    lab_finish(&l);
+}
+
 /* The largest logit rises by 44 base-2 units a tile, so that the base moves in nearly each. */
 static float rising(uint32_t j)
 {

@@ -149,14 +149,16 @@ template <int KD, int VD> CUDA_DEVICE void load_images(const attend_params &p, m
 
 /* ------------------------------------------------------------------------------------------------ products */
 
-/* s = Q K, 64 rows by 128 tokens; q and k are the lower halves of descriptors. */
+/* s = Q K, 64 rows by 128 tokens, a group of products of its own; q and k are the lower halves of descriptors. */
 template <int KD> CUDA_DEVICE void begin_scores(int32_t (&s)[64], uint32_t q, uint32_t k)
 {
+    wgmma_fence();
     wgmma_ss<0>(s, wgmma_tile_at<KD>(q), wgmma_tile_at<KD>(k));
 #pragma unroll
     for (uint32_t step = 1; step < KD / 32u; ++step) {
         wgmma_ss<1>(s, wgmma_tile_at<KD>(q + 2u * step), wgmma_tile_at<KD>(k + 2u * step));
     }
+    wgmma_commit();
 }
 
 /* a = P V, 64 rows by VD elements. */
@@ -267,9 +269,7 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
     }
     ptx_mbarrier_wait(ptx_shared_address(&m.stages[0].full), 0);
     common = prefill_common<KD, VD>(m.stages[0].image);
-    wgmma_fence();
     begin_scores<KD>(s, q_low, k_low);
-    wgmma_commit();
     for (;;) {
         wgmma_wait<0>();
         const uint32_t slot = (w.items - 1u) % 2u;
@@ -302,9 +302,7 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
         w.at.next(); /* after the last item a stage without contents */
         ptx_mbarrier_wait(ptx_shared_address(&w.at.of(m).full), w.at.parity);
         common = prefill_common<KD, VD>(w.at.of(m).image);
-        wgmma_fence();
         begin_scores<KD>(s, w.queries, k_low + w.at.at / 16u);
-        wgmma_commit();
         const float x[2] = {__shfl_xor_sync(FULL_WARP, l[0], 1), __shfl_xor_sync(FULL_WARP, l[1], 1)};
         wgmma_wait<1>();
         arrive_for_warp(stage.empty);

@@ -153,7 +153,7 @@ CUDA_DEVICE visible_range prefill_range_of_item(const attend_params &p, const pr
     return range;
 }
 
-/** The units of a sequence that the slab has: [first, first + count). */
+/** Units whose items come in turn: those of a sequence that the slab has, or one alone; [first, first + count). */
 struct prefill_heads {
     uint32_t first;
     uint32_t count;
@@ -161,12 +161,15 @@ struct prefill_heads {
 
 CUDA_DEVICE prefill_heads prefill_heads_of(const attend_params &p, uint32_t unit)
 {
+    if (!p.heads_in_turn) {
+        return {unit, 1u};
+    }
     const uint32_t begin = (p.first_unit + unit) / p.kv_heads * p.kv_heads; /* of the sequence, in the call */
     const uint32_t first = max(begin, p.first_unit) - p.first_unit;
     return {first, min(begin + p.kv_heads - p.first_unit, p.units) - first};
 }
 
-/** Item number `index`; `unit` is where the search begins, and where it ends. Heads of a sequence come in turn, the
+/** Item number `index`; `unit` is where the search begins, and where it ends. Heads of a sequence may come in turn, the
  *  longest items of a causal mask first: a multiprocessor takes an item before it begins with the one before that, so
  *  that the last ones had better be short. */
 CUDA_DEVICE prefill_item prefill_item_of(const attend_params &p, uint32_t index, uint32_t *unit)
@@ -272,10 +275,9 @@ CUDA_DEVICE void prefill_rows_begin(prefill_rows &r, const prefill_row *rows)
  *  0 (NUM 5.4); with another base none is. */
 CUDA_DEVICE void prefill_set_base(prefill_rows &r, int row, int32_t base)
 {
-    constexpr int32_t most = PREFILL_GRID_BITS + PREFILL_NEAR;
+    constexpr int32_t above = (int32_t)NBL_REBASE * PREFILL_STEPS;
     r.base[row] = base;
-    r.limit[row] =
-        base < PREFILL_BASE_LOW ? INT32_MIN : min(PREFILL_GRID_BITS + (int32_t)NBL_REBASE * PREFILL_STEPS + base, most);
+    r.limit[row] = base < PREFILL_BASE_LOW ? INT32_MIN : PREFILL_GRID_BITS + above + min(base, PREFILL_NEAR - above);
 }
 
 /** At the beginning of a chunk. Rows that see nothing at all need no base. */
@@ -751,7 +753,7 @@ CUDA_DEVICE prefill_top prefill_logits(int32_t (&s)[64], const uint8_t *image, f
     top.most[1] = prefill_row_max(own[1]);
 #pragma unroll
     for (int row = 0; row < 2; ++row) { /* logits below the grid are not counted rightly, but are left out anyway */
-        top.steps[row] = top.most[row] - PREFILL_GRID_BITS - r.base[row];
+        top.steps[row] = prefill_steps(top.most[row]) - r.base[row];
     }
     top.unusual = __any_sync(FULL_WARP, top.most[0] > r.limit[0] || top.most[1] > r.limit[1]);
     return top;
