@@ -518,8 +518,8 @@ Test(masks, A1_logits_beyond_the_limit_in_chunks)
     lab_finish(&l);
 }
 
-/* In the first tile of a chunk large, with bases from 2^19 to the limit, and far below zero in the others, which then do
- * not take part. With masks there are tiles of which a row sees nothing, too. */
+/* In the first tile of a chunk large, with bases from 2^19 to the limit, and far below zero in the others, which then
+ * do not take part. With masks there are tiles of which a row sees nothing, too. */
 static float sinking(uint32_t j)
 {
     static const float tops[] = {5700.0f, 20000.0f, 40000.0f, 40160.0f, 40300.0f, 45000.0f};
