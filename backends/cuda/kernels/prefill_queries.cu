@@ -130,17 +130,6 @@ CUDA_DEVICE void read_carefully(const attend_params &p, const memory &m, const u
     transform(p, m, team, x);
 }
 
-/* Two bf16 numbers times two powers of two: exact, or infinite. */
-CUDA_DEVICE uint32_t scale_bf16x2(uint32_t pair, uint32_t factors)
-{
-    __nv_bfloat162 x, f;
-    memcpy(&x, &pair, sizeof x);
-    memcpy(&f, &factors, sizeof f);
-    x = __hmul2(x, f);
-    memcpy(&pair, &x, sizeof pair);
-    return pair;
-}
-
 /* Sixteen bf16 elements times their factors. */
 CUDA_DEVICE void take_bf16(const uint4 *from, const uint4 *factors, float *x)
 {

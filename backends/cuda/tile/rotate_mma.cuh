@@ -85,17 +85,6 @@ CUDA_DEVICE uint32_t rotate_matrix_of(void)
     return 0x3f803f80u | first << 15 | second << 31;
 }
 
-/* Two bf16 numbers times two powers of two: exact, or infinite. */
-CUDA_DEVICE uint32_t scale_bf16x2(uint32_t pair, uint32_t factors)
-{
-    __nv_bfloat162 x, f;
-    memcpy(&x, &pair, sizeof x);
-    memcpy(&f, &factors, sizeof f);
-    x = __hmul2(x, f);
-    memcpy(&pair, &x, sizeof pair);
-    return pair;
-}
-
 /* Levels 1 to 16 of a pair of blocks of 32, numbers 2 * `pair` and the one after. x: see rotate. Returns the least
  * magnitudes so far. */
 template <bool IS_K>
@@ -135,19 +124,6 @@ CUDA_DEVICE uint32_t rotate_blocks(uint32_t input, uint32_t matrix, const uint32
     return least;
 }
 
-/* A level across the lane's eight groups of four; h is in elements of x. */
-template <uint32_t H> CUDA_DEVICE void rotate_level(float (&x)[VECTOR32])
-{
-#pragma unroll
-    for (uint32_t i = 0; i < VECTOR32; ++i) {
-        if ((i & H) == 0) {
-            float a = x[i], b = x[i + H];
-            x[i] = a + b;
-            x[i + H] = a - b;
-        }
-    }
-}
-
 /** Rotates with blocks of N = 32 or 128 the eight vectors whose rows lie in `input`; IS_K: shifts and centres them.
  *  Lane 4t + b gets of vector t the elements 16g + 4b + j, as x[4g + j]. Returns the least magnitudes of the lane's
  *  inputs, a pair of bf16. */
@@ -162,8 +138,8 @@ CUDA_DEVICE uint32_t rotate(const uint8_t *input, uint32_t matrix, const rotate_
     least = rotate_blocks<IS_K>(row, matrix, factors, 0, least, x);
     least = rotate_blocks<IS_K>(row, matrix, factors, 1, least, x);
     if (N == ROTATE_DIM) {
-        rotate_level<8>(x);
-        rotate_level<16>(x);
+        vector32_butterflies<8>(x);
+        vector32_butterflies<16>(x);
     }
     if (IS_K) {
 #pragma unroll

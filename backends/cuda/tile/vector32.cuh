@@ -103,6 +103,17 @@ NBL_FN uint32_t slot_bytes(uint32_t dtype)
     return VECTOR32 * (dtype == NBL_F32 ? 4u : 2u) + 16u;
 }
 
+/* Two bf16 numbers times two powers of two: exact, or infinite. */
+CUDA_DEVICE uint32_t scale_bf16x2(uint32_t pair, uint32_t factors)
+{
+    __nv_bfloat162 x, f;
+    memcpy(&x, &pair, sizeof x);
+    memcpy(&f, &factors, sizeof f);
+    x = __hmul2(x, f);
+    memcpy(&pair, &x, sizeof pair);
+    return pair;
+}
+
 /* Sixteen-bit elements in a word, bf16 or fp16. */
 template <bool BF16> CUDA_DEVICE void halves_of_word(uint32_t word, float *x)
 {
