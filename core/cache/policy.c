@@ -126,7 +126,8 @@ static bool pair_parse(const word *name, nbl_recipe *r)
     return r->k_format != NBL_FORMAT_NONE && r->v_format != NBL_FORMAT_NONE;
 }
 
-static nbl_status name_parse(const word *name, nbl_recipe *r, nbl_error *err)
+/* more: names beside the recipes' that the caller takes, for the message. */
+static nbl_status name_parse(const word *name, const char *more, nbl_recipe *r, nbl_error *err)
 {
     if (pair_parse(name, r))
         return NBL_OK;
@@ -143,9 +144,9 @@ static nbl_status name_parse(const word *name, nbl_recipe *r, nbl_error *err)
     }
     return NBL_REFUSE(err, NBL_E_NOT_FOUND,
                       "recipe \"%.*s\" is unknown (known: qk4v8, mxkv4, kv4, k4v8, kv8, bf16, fp16, "
-                      "fp8, nvfp4, nvfp4_4over6, mpfa; or K/V of int8, mxfp4, mxfp4_16, int4p, bf16, fp16, fp8_e4m3, "
+                      "fp8, nvfp4, nvfp4_4over6, mpfa%s; or K/V of int8, mxfp4, mxfp4_16, int4p, bf16, fp16, fp8_e4m3, "
                       "nvfp4)",
-                      (int)name->bytes, name->text);
+                      (int)name->bytes, name->text, more);
 }
 
 static void defaults_set(nbl_recipe *r, uint32_t k_dim, uint32_t v_dim)
@@ -250,7 +251,7 @@ nbl_status nbl_api_recipe_parse(const char *name, uint32_t k_dim, uint32_t v_dim
     NBL_TRY(dim_check("v_dim", v_dim, NBL_V_DIM_MAX, err));
     if (!word_next(&cursor, &w))
         return NBL_REFUSE(err, NBL_E_INVALID, "name is NULL (needed: a recipe, for example \"kv4\")");
-    NBL_TRY(name_parse(&w, &r, err));
+    NBL_TRY(name_parse(&w, "", &r, err));
     memcpy(r.name, w.text, w.bytes);
     defaults_set(&r, k_dim, v_dim);
     while (word_next(&cursor, &w))
@@ -342,7 +343,7 @@ static nbl_status layers_modifier(policy_work *w, const word *modifier, nbl_erro
                           "or lastN:)",
                           (int)modifier->bytes, modifier->text, w->layers - 1u);
     const word name = {colon + 1, (size_t)(value.text + value.bytes - colon) - 1u};
-    NBL_TRY(name_parse(&name, &r, err));
+    NBL_TRY(name_parse(&name, "", &r, err));
     if (!is_like_others(&r, w->recipe))
         return NBL_REFUSE(err, NBL_E_INVALID,
                           "policy modifier \"%.*s\" asks for queries or scales that the other layers do not have "
@@ -430,7 +431,7 @@ nbl_status nbl_api_policy_parse(const char *text, uint32_t layers, uint32_t k_di
     if (!word_next(&cursor, &w))
         return NBL_REFUSE(err, NBL_E_INVALID, "text is NULL (needed: a policy, for example \"kv4,recent=256\")");
     const bool is_default = word_is(&w, default_name.text);
-    NBL_TRY(name_parse(is_default ? &default_recipe : &w, &r, err));
+    NBL_TRY(name_parse(is_default ? &default_recipe : &w, ", default", &r, err));
     defaults_set(&r, k_dim, v_dim);
     while (word_next(&cursor, &w)) {
         if (key_find(&w) < RECIPE_KEYS)

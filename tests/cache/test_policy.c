@@ -92,7 +92,8 @@ Test(cache_policy, refusals)
         const char *text;
         nbl_status status;
         const char *message;
-    } rows[] = {{"kv5", NBL_E_NOT_FOUND, "recipe \"kv5\" is unknown"},
+    } rows[] = {{"kv5", NBL_E_NOT_FOUND, "nvfp4_4over6, mpfa, default; or K/V of int8"},
+                {"kv5", NBL_E_NOT_FOUND, "recipe \"kv5\" is unknown (known: qk4v8"},
                 {"int4/int8", NBL_E_NOT_FOUND, "recipe \"int4/int8\" is unknown"},
                 {"int8/", NBL_E_NOT_FOUND, "recipe \"int8/\" is unknown"},
                 {"/int8", NBL_E_NOT_FOUND, "recipe \"/int8\" is unknown"},
@@ -113,7 +114,7 @@ Test(cache_policy, refusals)
                 {"kv4,layers=last33:kv8", NBL_E_INVALID, "names no layers"},
                 {"kv4,layers=first0:kv8", NBL_E_INVALID, "names no layers"},
                 {"kv4,layers=-1:kv8", NBL_E_INVALID, "names no layers"},
-                {"kv4,layers=1:kv9", NBL_E_NOT_FOUND, "recipe \"kv9\" is unknown"},
+                {"kv4,layers=1:kv9", NBL_E_NOT_FOUND, "nvfp4_4over6, mpfa; or K/V of int8"},
                 {"kv4,layers=0:kv8,layers=1:kv8,layers=2:kv8,layers=3:kv8,layers=4:kv8,layers=5:kv8,layers=6:kv8,"
                  "layers=7:kv8,layers=8:kv8,layers=9:kv8,layers=10:kv8,layers=11:kv8,layers=12:kv8,layers=13:kv8,"
                  "layers=14:kv8,layers=15:kv8,layers=16:kv8",

@@ -1006,6 +1006,24 @@ Test(tool, tune_spends_its_budget_and_its_file_is_a_policy)
     cr_assert(tuned_error("12") < low, "more bits do not help");
 }
 
+/* Without the first tokens, other transforms are best for what is left of the error: the last step. */
+Test(tool, tune_tries_the_transforms_again_after_the_window)
+{
+    write_capture(scratch("tune.safetensors"), "BF16", "");
+    json_t *document = tool_json(
+        TOOL("tune", "--json", "--input", scratch("tune.safetensors"), "--page", "8", "--kv", "4096", "--bits", "12"));
+    const json_t *steps = json_object_get(document, "steps");
+    const json_t *last = json_array_get(steps, json_array_size(steps) - 1);
+    const json_t *before = json_array_get(steps, json_array_size(steps) - 2);
+    cr_assert(strcmp(text_at(before, "change"), "sinks=64") == 0, "%s", text_at(before, "change"));
+    cr_assert(strcmp(text_at(last, "change"), "hadamard=0") == 0, "%s", text_at(last, "change"));
+    cr_assert(number_at(last, "bits") == number_at(before, "bits"), "a transform costs bits");
+    cr_assert(number_at(last, "error") < number_at(before, "error"), "no better");
+    cr_assert(number_at(document, "error") == number_at(last, "error"), "error of another step");
+    cr_assert(strstr(text_at(document, "policy"), "hadamard=0") != NULL, "%s", text_at(document, "policy"));
+    json_decref(document);
+}
+
 Test(tool, policies_come_from_files)
 {
     static const struct {

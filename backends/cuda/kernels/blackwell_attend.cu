@@ -494,11 +494,11 @@ __device__ void for_elements(const attend_params &p, const item &it, const float
     }
 }
 
+/* The chunk's states to the workspace. */
 template <uint32_t M, uint32_t N>
-__device__ void do_split_item(const attend_params &p, const memory<M> &m, const item &it, uint32_t n)
+__device__ void store_states(const attend_params &p, const memory<M> &m, const item &it, uint32_t n,
+                             const accumulators<M, N> &acc)
 {
-    accumulators<M, N> acc;
-    do_chunk(p, m, it, n, &acc);
     if (threadIdx.x < it.rows) {
         const nbl_state_head head = m.fixed->chunk[threadIdx.x];
         float *state = p.states + ((uint64_t)m.fixed->row[threadIdx.x].index * p.chunks + n) * p.state_floats;
@@ -556,18 +556,10 @@ __device__ void merge_chunk(const memory<M> &m, const item &it, const accumulato
     __syncthreads();
 }
 
+/* Finished rows of the item. */
 template <uint32_t M, uint32_t N, uint32_t V>
-__device__ void do_whole_item(const attend_params &p, const memory<M> &m, const item &it)
+__device__ void finish_item(const attend_params &p, const memory<M> &m, const item &it, const float (&total)[M][N][4])
 {
-    float total[M][N][4] = {};
-    for (uint32_t n = 0; n < cuda_live_chunks(&p, it.kv_len); ++n) {
-        accumulators<M, N> acc;
-        do_chunk(p, m, it, n, &acc);
-        if (p.state_head.data != NULL) {
-            put_states(p, m, it, n, acc);
-        }
-        merge_chunk(m, it, acc, total);
-    }
     __syncthreads(); /* the stage is where queries were */
     for_elements(p, it, total, [&](uint32_t row, uint32_t d, float low, float high) {
         *(float2 *)(void *)(m.stage + row * p.v_dim_padded + d) = make_float2(low, high);
@@ -583,6 +575,27 @@ __device__ void do_whole_item(const attend_params &p, const memory<M> &m, const 
         }
         finish_row(finish_target_of(&p, r.token, r.head), r.total, o, m.stage + row * p.v_dim_padded);
     }
+}
+
+/* The chunks of an item: the n-th alone, whose states go to the workspace, or all of them and then finished rows. */
+template <uint32_t M, uint32_t N, uint32_t V>
+__device__ void do_item(const attend_params &p, const memory<M> &m, const item &it, uint32_t n)
+{
+    const uint32_t end = p.split ? n + 1u : cuda_live_chunks(&p, it.kv_len);
+    float total[M][N][4] = {};
+    for (; n < end; ++n) {
+        accumulators<M, N> acc;
+        do_chunk(p, m, it, n, &acc);
+        if (p.split) {
+            store_states(p, m, it, n, acc);
+            return;
+        }
+        if (p.state_head.data != NULL) {
+            put_states(p, m, it, n, acc);
+        }
+        merge_chunk(m, it, acc, total);
+    }
+    finish_item<M, N, V>(p, m, it, total);
 }
 
 /* ------------------------------------------------------------------------------------------------ kernel */
@@ -659,11 +672,7 @@ __global__ void __launch_bounds__(THREADS, blocks_of_processor(M, V))
     if (!item_of_block(p, blocks, &it, &block, &n) || !init_item(p, m, block, &it)) {
         return;
     }
-    if (p.split) {
-        do_split_item<M, 4u * V>(p, m, it, n);
-    } else {
-        do_whole_item<M, 4u * V, V>(p, m, it);
-    }
+    do_item<M, 4u * V, V>(p, m, it, n);
 }
 
 template <uint32_t M, uint32_t V> cudaError_t launch(const attend_params *p, cudaStream_t stream)

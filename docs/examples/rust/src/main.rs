@@ -18,7 +18,7 @@ fn run(library: &str) -> Result<(), Error> {
     let q = [2.0f32; Q_HEADS * DIM];
 
     let device = Device::open(library, "sim")?;
-    let mut cache = Cache::new(device.clone(), "kv4", KV_HEADS, DIM, TOKENS as u64)?;
+    let mut cache = Cache::new(device.clone(), "kv4", KV_HEADS, DIM, TOKENS as u64, 0)?;
     cache.append(&k, &v)?;
     let o = cache.attend(View { data: &q, heads: Q_HEADS, dim: DIM })?;
     println!("o = {:.4} ({:#010x})", o[0], o[0].to_bits());

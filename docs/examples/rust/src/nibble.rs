@@ -196,7 +196,9 @@ fn tensor(data: *const f32, tokens: usize, heads: usize, dim: usize) -> TensorVi
 pub struct Cache { device: Rc<Device>, cache: Handle, sequence: u64, kv_heads: usize, dim: usize }
 
 impl Cache {
-    pub fn new(device: Rc<Device>, recipe: &str, kv_heads: usize, dim: usize, tokens: u64) -> Result<Cache, Error> {
+    /// workspace_mib: scratch memory, 0 is 64; on CUDA long prefills need more, and are refused with the number.
+    pub fn new(device: Rc<Device>, recipe: &str, kv_heads: usize, dim: usize, tokens: u64, workspace_mib: u32)
+        -> Result<Cache, Error> {
         let (api, recipe) = (device.api, c_text(recipe));
         let mut parsed = Recipe::new();
         call(|e| (api.recipe_parse)(recipe.as_ptr(), dim as u32, dim as u32, &mut parsed, e))?;
@@ -209,6 +211,7 @@ impl Cache {
         (config.shape.k_scale_rule, config.shape.v_scale_rule) = (parsed.scale_rule, parsed.scale_rule);
         (config.k_format, config.v_format) = (parsed.k_format, parsed.v_format);
         (config.sink_tokens, config.sequences_max, config.tokens_max) = (parsed.sink_tokens, 1, tokens);
+        config.workspace_mib = workspace_mib;
         let mut made = Cache { device, cache: null_mut(), sequence: 0, kv_heads, dim };
         call(|e| (api.cache_create)(made.device.device, &config, &mut made.cache, e))?;
         call(|e| (api.seq_create)(made.cache, &mut made.sequence, e))?;
