@@ -236,7 +236,8 @@ static void fill_row(const view *v, uint64_t row, uint32_t head, uint32_t kind, 
     float x[ORACLE_DIM_MAX];
     data_vector(kind, key, channels, x, dim);
     for (uint32_t d = 0; d < dim; ++d)
-        oracle_tensor_set(&v->tensor[HOST], row, head, d, 0, x[d] * scale);
+        x[d] *= scale;
+    oracle_row_set(&v->tensor[HOST], row, head, 0, x, dim);
 }
 
 static void init_kv(trial *t)

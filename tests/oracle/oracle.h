@@ -170,6 +170,9 @@ void oracle_slot_read(const nbl_pool *pool, uint32_t layer, int64_t slot, enum o
 float oracle_tensor_get(const nbl_tensor *tensor, uint64_t i0, uint64_t i1, uint64_t i2, uint64_t i3);
 /** The same element set from a binary32, rounded to the tensor's type (NUM 1.1). */
 void oracle_tensor_set(const nbl_tensor *tensor, uint64_t i0, uint64_t i1, uint64_t i2, uint64_t i3, float x);
+/** The first `count` elements along the last axis, (i0, i1, ...) being the axes before it. */
+void oracle_row_get(const nbl_tensor *tensor, uint64_t i0, uint64_t i1, uint64_t i2, float *x, uint32_t count);
+void oracle_row_set(const nbl_tensor *tensor, uint64_t i0, uint64_t i1, uint64_t i2, const float *x, uint32_t count);
 
 /* ------------------------------------------------------------------------------------------------ operations */
 

@@ -280,9 +280,7 @@ static int32_t quantize_fp4(const nbl_attend_args *args, const float *x, uint32_
 static void load_row(const query_row *row, const nbl_tensor *tensor, uint64_t at, float *x)
 {
     const nbl_kv_shape *shape = row->args->pool->shape;
-    for (uint32_t d = 0; d < shape->k_dim; d++) {
-        x[d] = oracle_tensor_get(tensor, at, row->h, d, 0);
-    }
+    oracle_row_get(tensor, at, row->h, 0, x, shape->k_dim);
     oracle_sanitize(x, shape->k_dim, NULL);
     if ((shape->centering & NBL_CENTERING_SHIFT) != 0) {
         oracle_shift(x, shape->k_dim, row->args->centers.shifts + center_index(row) * shape->k_dim, -1);
@@ -656,8 +654,8 @@ static void row_write(state *st, const row_output *out)
     if (out->lse->data != NULL) {
         oracle_tensor_set(out->lse, out->t, out->h, 0, 0, lse);
     }
-    for (uint32_t d = 0; out->o->data != NULL && d < out->v_dim; d++) {
-        oracle_tensor_set(out->o, out->t, out->h, d, 0, y[d]);
+    if (out->o->data != NULL) {
+        oracle_row_set(out->o, out->t, out->h, 0, y, out->v_dim);
     }
 }
 
@@ -668,12 +666,8 @@ static void write_chunk_state(const query_row *row, uint64_t n, const state *st)
     const nbl_attend_args *args = row->args;
     const float head[4] = {st->m, st->l, row->offset, 0.0f};
 
-    for (uint32_t c = 0; c < 4; c++) {
-        oracle_tensor_set(&args->state_head, n, row->t, row->h, c, head[c]);
-    }
-    for (uint32_t d = 0; d < args->pool->shape->v_dim; d++) {
-        oracle_tensor_set(&args->state_o, n, row->t, row->h, d, st->o[d]);
-    }
+    oracle_row_set(&args->state_head, n, row->t, row->h, head, 4);
+    oracle_row_set(&args->state_o, n, row->t, row->h, st->o, args->pool->shape->v_dim);
 }
 
 static void attend_row(const query_row *row)
@@ -754,9 +748,7 @@ static void merge_states(const nbl_merge_args *args, uint64_t t, uint32_t h, uin
         state_clear(&part);
         part.m = oracle_tensor_get(&args->in_state_head, n, t, h, 0);
         part.l = oracle_tensor_get(&args->in_state_head, n, t, h, 1);
-        for (uint32_t d = 0; d < v_dim; d++) {
-            part.o[d] = oracle_tensor_get(&args->in_state_o, n, t, h, d);
-        }
+        oracle_row_get(&args->in_state_o, n, t, h, part.o, v_dim);
         if (state_is_empty(&total) && !state_is_empty(&part)) {
             out.offset = oracle_tensor_get(&args->in_state_head, n, t, h, 2);
         }
@@ -764,12 +756,8 @@ static void merge_states(const nbl_merge_args *args, uint64_t t, uint32_t h, uin
     }
     if (args->state_head.data != NULL) {
         const float head[4] = {total.m, total.l, out.offset, 0.0f};
-        for (uint32_t c = 0; c < 4; c++) {
-            oracle_tensor_set(&args->state_head, t, h, c, 0, head[c]);
-        }
-        for (uint32_t d = 0; d < v_dim; d++) {
-            oracle_tensor_set(&args->state_o, t, h, d, 0, total.o[d]);
-        }
+        oracle_row_set(&args->state_head, t, h, 0, head, 4);
+        oracle_row_set(&args->state_o, t, h, 0, total.o, v_dim);
     }
     row_write(&total, &out);
 }

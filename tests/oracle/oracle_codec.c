@@ -293,9 +293,11 @@ static void canonical_mxfp4(oracle_vector *vector)
         e_min = vector->block_exponents[b] < e_min ? vector->block_exponents[b] : e_min;
     }
     vector->exponent = e_min - 1;
-    for (uint32_t d = 0; d < vector->padded_dim; d++) {
-        int32_t shift = vector->block_exponents[d / block] - e_min;
-        vector->codes[d] = (int8_t)ldexp(2.0 * (double)oracle_e2m1_value(vector->elements[d]), shift);
+    for (uint32_t b = 0; b < vector->padded_dim / block; b++) {
+        const double two_units = ldexp(2.0, vector->block_exponents[b] - e_min);
+        for (uint32_t d = b * block; d < (b + 1) * block; d++) {
+            vector->codes[d] = (int8_t)((double)oracle_e2m1_value(vector->elements[d]) * two_units);
+        }
     }
 }
 
@@ -322,8 +324,9 @@ void oracle_canonical(oracle_vector *vector)
     } else {
         canonical_int(vector);
     }
+    const double unit = ldexp(1.0, vector->exponent);
     for (uint32_t d = 0; d < vector->padded_dim; d++) {
-        vector->values[d] = (float)ldexp((double)vector->codes[d], vector->exponent);
+        vector->values[d] = (float)((double)vector->codes[d] * unit);
     }
 }
 

@@ -83,9 +83,7 @@ static void reference_row(const nbl_attend_args *args, uint32_t b, uint32_t i, u
     if (visible == NULL) {
         abort();
     }
-    for (uint32_t d = 0; d < shape->k_dim; d++) {
-        q[d] = oracle_tensor_get(&args->q, (uint64_t)args->q_indptr[b] + i, h, d, 0);
-    }
+    oracle_row_get(&args->q, (uint64_t)args->q_indptr[b] + i, h, 0, q, shape->k_dim);
     for (uint32_t j = 0; j < tokens; j++) {
         visible[j] = oracle_visible(args, b, i, j);
     }

@@ -179,23 +179,46 @@ float oracle_round_operand(float x, bool fp16)
 
 /* ------------------------------------------------------------------------------------------------ the fused step */
 
-/* e of an operand: that of its leading bit, or of the smallest normal of its type. */
-static int operand_exponent(double x, int smallest)
+#define EXPONENT_INFINITE 2000
+
+/* e of an operand that is not 0: that of its leading bit, or of the smallest normal of its type. */
+static int operand_exponent(float x, int smallest)
 {
-    int e = ilogb(x);
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    int e = (int)(bits >> 23 & 255u) - 127; /* -127: a subnormal of binary32, below every smallest */
+    if (e == 128) {
+        return EXPONENT_INFINITE;
+    }
     return e < smallest ? smallest : e;
 }
 
-/* 2^(largest - fraction_bits); where largest is that of an infinity, so much that nothing else counts. */
-static double unit_of(int largest, int fraction_bits)
+/* The unit that terms are cut off to, a power of two. */
+typedef struct grid {
+    double unit;
+    double per_unit;
+} grid;
+
+static double power_of_two(int e)
 {
-    return ldexp(1.0, largest > 1000 ? 1000 : largest - fraction_bits);
+    uint64_t bits = (uint64_t)(e + 1023) << 52;
+    double x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
 }
 
-/* x cut off to a multiple of unit, a power of two. */
-static double cut(double x, double unit)
+/* 2^(largest - fraction_bits); where largest is that of an infinity, so much that nothing else counts. */
+static grid grid_of(int largest, int fraction_bits)
 {
-    return trunc(x / unit) * unit;
+    int e = largest > 1000 ? 1000 : largest - fraction_bits;
+    return (grid){power_of_two(e), power_of_two(-e)};
+}
+
+/* x cut off to a multiple of the unit; as trunc does, which is a call. */
+static double cut(double x, grid g)
+{
+    double y = x * g.per_unit;
+    return (fabs(y) < 0x1p52 ? (double)(int64_t)y : y) * g.unit;
 }
 
 static float toward_zero(double x)
@@ -214,24 +237,23 @@ static float step(float c, const float *a, const float *b, uint32_t count, int s
 {
     int fraction_bits = profiles[profile].fraction_bits;
     int e0 = profiles[profile].zero_exponent;
-    int largest = c == 0.0f ? e0 : operand_exponent((double)c, -126);
+    int largest = c == 0.0f ? e0 : operand_exponent(c, -126);
     double sum;
-    double unit;
 
     for (uint32_t k = 0; k < count; k++) {
         int e = e0;
         if (a[k] != 0.0f && b[k] != 0.0f) {
-            e = operand_exponent((double)a[k], smallest) + operand_exponent((double)b[k], smallest);
+            e = operand_exponent(a[k], smallest) + operand_exponent(b[k], smallest);
         }
         largest = e > largest ? e : largest;
     }
     if (count < profiles[profile].terms) {
         largest = e0 > largest ? e0 : largest;
     }
-    unit = unit_of(largest, fraction_bits);
-    sum = cut((double)c, unit);
+    const grid g = grid_of(largest, fraction_bits);
+    sum = cut((double)c, g);
     for (uint32_t k = 0; k < count; k++) {
-        sum += cut((double)a[k] * (double)b[k], unit);
+        sum += cut((double)a[k] * (double)b[k], g);
     }
     return toward_zero(sum);
 }
@@ -266,7 +288,7 @@ static double group_scale(const oracle_vector *v, uint32_t g, int *exponent)
 {
     if (v->format == NBL_NVFP4) {
         double s = (double)slot_e4m3_value(v->block_scales[g] & 0x7Fu);
-        *exponent = s == 0.0 ? 0 : operand_exponent(s, -6);
+        *exponent = s == 0.0 ? 0 : operand_exponent((float)s, -6);
         return s;
     }
     *exponent = v->block_exponents[v->format == NBL_MXFP4 ? g / 2 : g];
@@ -277,7 +299,7 @@ static float group_step(float c, const oracle_vector *q, const oracle_vector *k,
 {
     double term[4] = {0};
     int exponent[4];
-    int largest = c == 0.0f ? -139 : operand_exponent((double)c, -126);
+    int largest = c == 0.0f ? -139 : operand_exponent(c, -126);
 
     for (uint32_t i = 0; i < 4; i++) {
         uint32_t g = first / 16 + i;
@@ -295,10 +317,10 @@ static float group_step(float c, const oracle_vector *q, const oracle_vector *k,
         }
         largest = exponent[i] > largest ? exponent[i] : largest;
     }
-    double unit = unit_of(largest, 35);
-    double sum = cut((double)c, unit);
+    const grid g = grid_of(largest, 35);
+    double sum = cut((double)c, g);
     for (uint32_t i = 0; i < 4; i++) {
-        sum += cut(term[i], unit);
+        sum += cut(term[i], g);
     }
     return toward_zero(sum);
 }
@@ -315,17 +337,15 @@ float oracle_dot_fp4(const oracle_vector *q, const oracle_vector *k)
 float oracle_dot_fp8(float c, const float *p, const float *v, uint32_t count)
 {
     for (uint32_t first = 0; first < count; first += 32) {
-        int largest = c == 0.0f ? -133 : operand_exponent((double)c, -126);
+        int largest = c == 0.0f ? -133 : operand_exponent(c, -126);
         for (uint32_t i = first; i < first + 32; i++) {
-            int e = p[i] == 0.0f || v[i] == 0.0f
-                        ? -133
-                        : operand_exponent((double)p[i], -6) + operand_exponent((double)v[i], -6);
+            int e = p[i] == 0.0f || v[i] == 0.0f ? -133 : operand_exponent(p[i], -6) + operand_exponent(v[i], -6);
             largest = e > largest ? e : largest;
         }
-        double unit = unit_of(largest, 25);
-        double sum = cut((double)c, unit);
+        const grid g = grid_of(largest, 25);
+        double sum = cut((double)c, g);
         for (uint32_t i = first; i < first + 32; i++) {
-            sum += cut((double)p[i] * (double)v[i], unit);
+            sum += cut((double)p[i] * (double)v[i], g);
         }
         c = toward_zero(sum);
     }

@@ -61,9 +61,7 @@ static void load_plain(const nbl_append_args *args, enum oracle_side side, uint6
 {
     uint32_t dim = side_dim(args->pool->shape, side);
 
-    for (uint32_t d = 0; d < dim; d++) {
-        x[d] = oracle_tensor_get(side == ORACLE_K ? &args->k : &args->v, t, head, d, 0);
-    }
+    oracle_row_get(side == ORACLE_K ? &args->k : &args->v, t, head, 0, x, dim);
     oracle_sanitize(x, dim, stats);
 }
 
@@ -281,9 +279,7 @@ static void gather_vector(const nbl_gather_args *args, uint64_t t, uint32_t head
             restore(args, t, head, side, x);
         }
     }
-    for (uint32_t d = 0; d < side_dim(args->pool->shape, side); d++) {
-        oracle_tensor_set(out, t, head, d, 0, x[d]);
-    }
+    oracle_row_set(out, t, head, 0, x, side_dim(args->pool->shape, side));
 }
 
 void oracle_gather(const nbl_gather_args *args)

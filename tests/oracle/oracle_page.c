@@ -271,31 +271,68 @@ static uint8_t *tensor_element(const nbl_tensor *tensor, const uint64_t index[4]
     return (uint8_t *)tensor->data + (strided ? at : at * (tensor->dtype == NBL_F32 ? 4 : 2));
 }
 
-float oracle_tensor_get(const nbl_tensor *tensor, uint64_t i0, uint64_t i1, uint64_t i2, uint64_t i3)
+static float element_get(const uint8_t *at, uint32_t dtype)
 {
-    const uint64_t index[4] = {i0, i1, i2, i3};
-    const uint8_t *at = tensor_element(tensor, index);
     uint16_t half;
     float x;
 
-    if (tensor->dtype == NBL_F32) {
+    if (dtype == NBL_F32) {
         memcpy(&x, at, sizeof x);
         return x;
     }
     memcpy(&half, at, sizeof half);
-    return tensor->dtype == NBL_F16 ? oracle_f32_from_f16(half) : oracle_f32_from_bf16(half);
+    return dtype == NBL_F16 ? oracle_f32_from_f16(half) : oracle_f32_from_bf16(half);
+}
+
+static void element_set(uint8_t *at, uint32_t dtype, float x)
+{
+    uint16_t half;
+
+    if (dtype == NBL_F32) {
+        memcpy(at, &x, sizeof x);
+        return;
+    }
+    half = dtype == NBL_F16 ? oracle_f16_from_f32(x) : oracle_bf16_from_f32(x);
+    memcpy(at, &half, sizeof half);
+}
+
+float oracle_tensor_get(const nbl_tensor *tensor, uint64_t i0, uint64_t i1, uint64_t i2, uint64_t i3)
+{
+    const uint64_t index[4] = {i0, i1, i2, i3};
+    return element_get(tensor_element(tensor, index), tensor->dtype);
 }
 
 void oracle_tensor_set(const nbl_tensor *tensor, uint64_t i0, uint64_t i1, uint64_t i2, uint64_t i3, float x)
 {
     const uint64_t index[4] = {i0, i1, i2, i3};
-    uint8_t *at = tensor_element(tensor, index);
-    uint16_t half;
+    element_set(tensor_element(tensor, index), tensor->dtype, x);
+}
 
-    if (tensor->dtype == NBL_F32) {
-        memcpy(at, &x, sizeof x);
-        return;
+/* Element 0 of a row along the last axis, and the way from one element to the next in bytes. */
+static uint8_t *tensor_row(const nbl_tensor *tensor, uint64_t i0, uint64_t i1, uint64_t i2, int64_t *step)
+{
+    uint64_t index[4] = {i0, i1, i2, 0};
+    index[tensor->rank - 1] = 0;
+    uint8_t *first = tensor_element(tensor, index);
+    index[tensor->rank - 1] = 1;
+    *step = tensor_element(tensor, index) - first;
+    return first;
+}
+
+void oracle_row_get(const nbl_tensor *tensor, uint64_t i0, uint64_t i1, uint64_t i2, float *x, uint32_t count)
+{
+    int64_t step;
+    const uint8_t *first = tensor_row(tensor, i0, i1, i2, &step);
+    for (uint32_t i = 0; i < count; i++) {
+        x[i] = element_get(first + i * step, tensor->dtype);
     }
-    half = tensor->dtype == NBL_F16 ? oracle_f16_from_f32(x) : oracle_bf16_from_f32(x);
-    memcpy(at, &half, sizeof half);
+}
+
+void oracle_row_set(const nbl_tensor *tensor, uint64_t i0, uint64_t i1, uint64_t i2, const float *x, uint32_t count)
+{
+    int64_t step;
+    uint8_t *first = tensor_row(tensor, i0, i1, i2, &step);
+    for (uint32_t i = 0; i < count; i++) {
+        element_set(first + i * step, tensor->dtype, x[i]);
+    }
 }
