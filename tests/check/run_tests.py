@@ -242,7 +242,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--floor", type=int, default=1, help="least number of tests that must pass (default 1)")
     parser.add_argument("--only", default="", metavar="REGEX", help="only programs whose ctest name matches")
     parser.add_argument("--label", default="", help="only programs with this ctest label")
-    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="programs of Criterion at a time, and others")
+    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2),
+                        help="programs of Criterion at a time, and as many others beside them")
     parser.add_argument("--summary", type=Path, help="file that receives the last line too")
     parser.add_argument("--self-test", action="store_true", help="check this script itself and stop")
     args = parser.parse_args()
