@@ -587,7 +587,8 @@ typedef struct nbl_api_v1 {
      * @retval NBL_E_INVALID      a shape, bound, flag or parameter is wrong or contradicts another; err names it
      * @retval NBL_E_ALIGN        a pointer or stride is not a multiple of its element (pools: of 16)
      * @retval NBL_E_OVERLAP      an output overlaps an input or another output
-     * @retval NBL_E_RANGE        a page id, length or indptr is outside; where only the device can see it, at check
+     * @retval NBL_E_RANGE        a page id, length or indptr is outside, a slope is beyond +-65536, or a sink beyond
+     *                            +-2^22 and not -inf; where only the device can see it, at check
      * @retval NBL_E_NO_MEMORY    workspace_bytes is less than workspace_size says
      * @retval NBL_E_UNSUPPORTED  as supports
      * @retval NBL_E_DEVICE       the launch failed
@@ -604,7 +605,7 @@ typedef struct nbl_api_v1 {
      * Memory     outputs overlap nothing; pools are not modified
      * Ordering   see nbl_api_v1
      * @retval NBL_OK             also for T = 0
-     * @retval NBL_E_INVALID      a shape, format or required pointer is wrong; err names it
+     * @retval NBL_E_INVALID      a shape, format or required pointer is wrong, or both outputs are absent; err names it
      * @retval NBL_E_ALIGN        a pointer or stride is not a multiple of its element (pools: of 16)
      * @retval NBL_E_OVERLAP      an output overlaps an input or the other output
      * @retval NBL_E_RANGE        a slot, layer or indptr is outside; where only the device can see it, at check
@@ -669,6 +670,8 @@ typedef struct nbl_api_v1 {
      * @retval NBL_E_INVALID      neither or both kinds of input, an output its input cannot give, or a wrong shape
      * @retval NBL_E_ALIGN        a pointer or stride is not a multiple of its element
      * @retval NBL_E_OVERLAP      an output overlaps an input or another output
+     * @retval NBL_E_RANGE        an in_lse is NaN or +inf, or a sink beyond +-2^22 and not -inf; where only the device
+     *                            can see it, at check
      * @retval NBL_E_UNSUPPORTED  as supports
      * @retval NBL_E_DEVICE       the launch failed
      * @since ABI 1.0
@@ -680,7 +683,8 @@ typedef struct nbl_api_v1 {
     /** Turns the name of a recipe (docs/formats.md F8) into formats and transforms for given dimensions.
      *
      * @retval NBL_OK
-     * @retval NBL_E_INVALID    name is NULL, or a dimension is out of range
+     * @retval NBL_E_INVALID    name is NULL, a modifier is unknown, comes twice or has no such value, or a dimension is
+     *                          out of range; err says which
      * @retval NBL_E_NOT_FOUND  no such recipe; err lists them
      * @since ABI 1.0
      */
@@ -795,7 +799,7 @@ typedef struct nbl_api_v1 {
      * @retval NBL_E_INVALID      as attend
      * @retval NBL_E_NOT_FOUND    no such sequence
      * @retval NBL_E_NO_MEMORY    one sequence alone needs more than workspace_mib
-     * @retval NBL_E_RANGE        no such layer, or a row sees tokens that seq_drop_prefix has dropped
+     * @retval NBL_E_RANGE        no such layer, a row sees tokens that seq_drop_prefix has dropped, or as attend
      * @retval NBL_E_ALIGN        as attend
      * @retval NBL_E_OVERLAP      as attend
      * @retval NBL_E_UNSUPPORTED  as supports

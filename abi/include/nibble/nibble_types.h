@@ -404,8 +404,8 @@ typedef struct nbl_attend_args {
     uint32_t range_begin; /**< tokens [range_begin, range_end) alone take part; multiples of 1024; both 0: all */
     uint32_t range_end;
     uint32_t tree_mask_stride; /**< 32-bit words per query row */
-    const float *alibi_slopes; /**< [Hq] or NULL: logit += slope * (key position - query position) */
-    const float *sinks;        /**< [Hq] natural-log logits that join the denominator, or NULL */
+    const float *alibi_slopes; /**< [Hq], -65536 to 65536, or NULL: logit += slope * (key position - query position) */
+    const float *sinks;        /**< [Hq] natural-log logits that join the denominator, -2^22 to 2^22 or -inf, or NULL */
     const uint32_t *tree_mask; /**< [Tq, tree_mask_stride] or NULL: bit j of row i (word j/32, bit j%32) lets it see
                                      the j-th of its sequence's last q_len tokens; older tokens are all visible */
     nbl_centers centers;
@@ -476,7 +476,7 @@ typedef struct nbl_merge_args {
     nbl_tensor state_o;       /**< out [T, Hq, Dv]; present iff state_head is */
     nbl_tensor o;             /**< out [T, Hq, Dv], or absent */
     nbl_tensor lse;           /**< out [T, Hq] f32, or absent */
-    const float *sinks;       /**< [Hq] or NULL; only from states, and only where o or lse is asked for */
+    const float *sinks;       /**< [Hq] as in attend, or NULL; only from states, and only where o or lse is asked for */
     nbl_stream stream;
 } nbl_merge_args;
 
