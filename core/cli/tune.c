@@ -214,10 +214,28 @@ static bool bits_of(const search *s, const candidate *c, const char *text, doubl
     return true;
 }
 
+/* A recipe's name alone: policies and modifiers are what the search is about. */
+static int recipe_check(const search *s, const char *name, nbl_fault *fault)
+{
+    nbl_recipe recipe = NBL_INIT(nbl_recipe);
+    nbl_error err = NBL_INIT(nbl_error);
+    if (s->session->api->recipe_parse(name, s->problems[0].k_dim, s->problems[0].v_dim, &recipe, &err) != NBL_OK)
+        return nbl_fault_from_api(fault, NBL_EXIT_USAGE, "--recipes", &err);
+    if (strchr(name, ',') != NULL)
+        return nbl_fault_set(fault, NBL_EXIT_USAGE, "--recipes: \"%.300s\" has modifiers, which tune finds itself",
+                             name);
+    return NBL_EXIT_OK;
+}
+
 /* Fills the bits of all recipes. */
 static int recipes_measure(search *s, nbl_fault *fault)
 {
     nbl_error err = NBL_INIT(nbl_error);
+    int code = NBL_EXIT_OK;
+    for (size_t r = 0; r < s->recipes.count && code == NBL_EXIT_OK; r++)
+        code = recipe_check(s, s->recipes.items[r], fault);
+    if (code != NBL_EXIT_OK)
+        return code;
     bool taken = recipe_bits(s, "int8/int8", &s->int8_bits, &err);
     for (size_t r = 0; r < s->recipes.count && taken; r++)
         taken = recipe_bits(s, s->recipes.items[r], &s->recipe_bits[r], &err);

@@ -116,7 +116,7 @@ Test(tool, errors_found_with_a_backend_name_the_option_too)
 {
     assert_refused(TOOL("attend", "--generate", "gaussian", "--recipe", "kv5"), 2, "nibble: --recipe: ");
     assert_refused(TOOL("plan", "--recipe", "kv4,kv5"), 2, "nibble: --recipe: ");
-    assert_refused(TOOL("bench", "--recipe", "kv5"), 2, "nibble: --recipe: ");
+    assert_refused(TOOL("bench", "--predict", "h200", "--recipe", "kv5"), 2, "nibble: --recipe: ");
     assert_refused(TOOL("compare", "--generate", "gaussian", "--recipes", "kv4,kv5"), 2,
                    "nibble: --recipes: recipe \"kv5\"");
     assert_run(TOOL("compare", "--generate", "gaussian", "--kv", "64", "--lengths", "65"), 2,
@@ -130,7 +130,7 @@ Test(tool, errors_found_with_a_backend_name_the_option_too)
 Test(tool, help_lists_the_recipes_there_are)
 {
     static const char *const commands[] = {"attend", "compare", "plan", "tune", "bench"};
-    tool_result refused = TOOL("plan", "--recipe", "kv5");
+    tool_result refused = TOOL("bench", "--predict", "h200", "--recipe", "kv5");
     const char *begin = strstr(refused.err, "(known: ");
     char list[256] = "";
     cr_assert(begin != NULL && strchr(begin, ';') != NULL, "%s", refused.err);
@@ -958,6 +958,12 @@ Test(tool, tune_refuses_what_it_cannot_use)
                    "nibble: --layers: 7, but the capture holds layer 7");
     assert_refused(TOOL("tune", "--input", capture, "--bits", "9", "--recipes", "kv4,kv5"), 2, "nibble: ");
     assert_refused(TOOL("tune", "--input", capture, "--bits", "9", "--recipes", "kv4/int8"), 2, "nibble: --recipes: ");
+    assert_refused(TOOL("tune", "--input", capture, "--bits", "9", "--recipes", "kv4,default"), 2,
+                   "nibble: --recipes: recipe \"default\" is unknown (known: qk4v8, ");
+    assert_refused(TOOL("tune", "--input", capture, "--bits", "9", "--recipes", "kv4,kv8,sinks=9"), 2,
+                   "nibble: --recipes: \"kv8,sinks=9\" has modifiers, which tune finds itself\n");
+    assert_refused(TOOL("tune", "--input", capture, "--bits", "9", "--recipes", "kv4,recent=64"), 2,
+                   "nibble: --recipes: recipe modifier \"recent=64\" is unknown");
     assert_refused(TOOL("tune", "--input", "/nowhere", "--bits", "9"), 4, "nibble: ");
     static const char unreached[] = "nibble: --max-error: 0 is not reached; the best policy found has ";
     tool_result result = TOOL("tune", "--input", capture, "--max-error", "0");

@@ -132,8 +132,8 @@ def refuse(engine: str, library: str, model: Path, work: Path) -> None:
     cases = [([work / "none", "x"], f"engine: cannot read {work}/none\n"),
              ([__file__, "x"], f"engine: {__file__} is no whole GGUF file of version 3\n"),
              (["-r", "kv3", model, "x"], 'nibble: recipe "kv3" is unknown (known: qk4v8, mxkv4, kv4, k4v8, kv8, bf16, '
-                                         'fp16, fp8, nvfp4, nvfp4_4over6, mpfa; or K/V of int8, mxfp4, mxfp4_16, '
-                                         'int4p, bf16, fp16, fp8_e4m3, nvfp4)\n')]
+                                         'fp16, fp8, nvfp4, nvfp4_4over6, mpfa, default; or K/V of int8, mxfp4, '
+                                         'mxfp4_16, int4p, bf16, fp16, fp8_e4m3, nvfp4)\n')]
     for cut in (30, 2000, 9000):
         (work / "cut").write_bytes(model.read_bytes()[:cut])
         cases.append(([work / "cut", "x"], f"engine: {work}/cut is no whole GGUF file of version 3\n"))

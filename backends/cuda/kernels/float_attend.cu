@@ -637,52 +637,47 @@ __device__ nbl_state_head staged_state(const attend_params &p, const memory &m, 
     return is_empty ? nbl_state_empty(r.offset) : head;
 }
 
-/* A row's state after the n-th chunk: to the caller, if it asks for states, and to the row's total. */
-template <uint32_t V>
-__device__ void add_state(const attend_params &p, const memory &m, uint32_t r, uint32_t n, const nbl_state_head &head,
-                          const float (&o)[V], float (&total)[V])
+template <uint32_t V, mode M>
+__device__ void do_split_item(const attend_params &p, const memory &m, const item &it, uint32_t block, uint32_t n)
 {
-    row_state *row = &m.fixed->row[r];
-    nbl_state_head sum = row->total;
-    if (p.state_head.data != NULL) {
-        finish_state(&p, n, row->token, row->head, head, o);
-    }
-    nbl_state_merge(&sum, total, &head, o, V);
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        row->total = sum;
+    const stream tiles = open_stream<M>(p, m, it, n);
+    load_rows(p, m, block, it);
+    do_chunk<4u * V, M>(p, m, it, tiles);
+    for (uint32_t row = 0; row < it.rows; ++row) {
+        float o[V];
+        nbl_state_head head = staged_state(p, m, row, o);
+        store_state(p, m.fixed->row[row].index, n, head, o);
     }
 }
 
-/* The chunks of an item: the n-th alone, whose states go to the workspace, or all of them and then finished rows. Each
- * thing is here once, and rows are not unrolled: that would be most of the kernel's code. */
+/* Rows one after the other: unrolled, they would be half of the kernel's code. */
 template <uint32_t V, mode M>
-__device__ void do_item(const attend_params &p, const memory &m, const item &it, uint32_t block, uint32_t n)
+__device__ void do_whole_item(const attend_params &p, const memory &m, const item &it, uint32_t block)
 {
-    const uint32_t end = p.split ? n + 1u : cuda_live_chunks(&p, it.kv_len);
     float total[ROWS][V] = {};
-    stream tiles = open_stream<M>(p, m, it, n);
     load_rows(p, m, block, it);
-    for (uint32_t chunk = n; chunk < end; ++chunk) {
-        if (chunk != n) {
-            tiles = open_stream<M>(p, m, it, chunk);
-        }
-        do_chunk<4u * V, M>(p, m, it, tiles);
+    for (uint32_t n = 0; n < cuda_live_chunks(&p, it.kv_len); ++n) {
+        do_chunk<4u * V, M>(p, m, it, open_stream<M>(p, m, it, n));
 #pragma unroll 1
         for (uint32_t r = 0; r < it.rows; ++r) {
+            row_state *row = &m.fixed->row[r];
             float o[V];
             nbl_state_head head = staged_state(p, m, r, o);
-            if (p.split) {
-                store_state(p, m.fixed->row[r].index, chunk, head, o);
-            } else {
-                add_state(p, m, r, chunk, head, o, total[r]);
+            nbl_state_head sum = row->total;
+            if (p.state_head.data != NULL) {
+                finish_state(&p, n, row->token, row->head, head, o);
+            }
+            nbl_state_merge(&sum, total[r], &head, o, V);
+            __syncthreads();
+            if (threadIdx.x == 0) {
+                row->total = sum;
             }
         }
         __syncthreads();
     }
     __syncthreads();
 #pragma unroll 1
-    for (uint32_t r = 0; r < it.rows && !p.split; ++r) {
+    for (uint32_t r = 0; r < it.rows; ++r) {
         const row_state &row = m.fixed->row[r];
         finish_row(finish_target_of(&p, row.token, row.head), row.total, total[r], (float *)(void *)m.tile);
     }
@@ -713,7 +708,11 @@ __global__ void __launch_bounds__(THREADS, 1) float_kernel(const __grid_constant
     if (!find_item(p, block, &it)) {
         return;
     }
-    do_item<V, M>(p, m, it, block, n);
+    if (p.split) {
+        do_split_item<V, M>(p, m, it, block, n);
+    } else {
+        do_whole_item<V, M>(p, m, it, block);
+    }
 }
 
 uint64_t shared_bytes(uint32_t k_dim, uint32_t v_dim, uint32_t stages)

@@ -71,13 +71,7 @@ static __global__ void __launch_bounds__(THREADS) gather_kernel(const __grid_con
     }
     if (good) {
         uint8_t *row = out->data + (int64_t)token * out->stride[0] + (int64_t)head * out->stride[1];
-#pragma unroll
-        for (uint32_t i = 0; i < BLOCK16; ++i) {
-            uint32_t d = b * BLOCK16 + i;
-            if (d < dim) {
-                cuda_element_write(row + (int64_t)d * out->stride[2], out->dtype, x[i]);
-            }
-        }
+        block16_write(out, row, 2, dim, b, x);
     }
 }
 

@@ -452,47 +452,49 @@ static __device__ void do_chunk(const attend_params &p, const memory<R> &m, cons
     }
 }
 
-/* A row's state after the n-th chunk: to the caller, if it asks for states, and to the row's total. */
-template <uint32_t V>
-static __device__ void add_state(const attend_params &p, row_state *row, uint32_t n, const nbl_state_head &head,
-                                 const float (&o)[V], float (&total)[V])
+/* Split: the state of one chunk goes to the workspace. */
+template <uint32_t V, uint32_t R>
+static __device__ void do_split_item(const attend_params &p, const memory<R> &m, const item &it, uint32_t n)
 {
-    nbl_state_head sum = row->total;
-    if (p.state_head.data != NULL) {
-        finish_state(&p, n, row->token, row->head, head, o);
+    float o[R][V];
+    do_chunk(p, m, it, n, o);
+#pragma unroll
+    for (uint32_t r = 0; r < R; ++r) {
+        if (r < it.rows) {
+            nbl_state_head head = finish_chunk(m.fixed->row[r], o[r]);
+            store_state(p, m.fixed->row[r].index, n, head, o[r]);
+        }
     }
-    nbl_state_merge(&sum, total, &head, o, V);
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        row->total = sum;
-    }
-    __syncthreads();
 }
 
-/* The chunks of an item: the n-th alone, whose states go to the workspace, or all of them and then finished rows, one
- * after the other: unrolled, that would be most of the kernel's code. */
+/* Not split: all chunks in order, then finished rows. */
 template <uint32_t V, uint32_t R>
-static __device__ void do_item(const attend_params &p, const memory<R> &m, const item &it, uint32_t n)
+static __device__ void do_whole_item(const attend_params &p, const memory<R> &m, const item &it)
 {
-    const uint32_t end = p.split ? n + 1u : cuda_live_chunks(&p, it.kv_len);
     float o[R][V];
     float total[R][V] = {};
-    for (; n < end; ++n) {
+    for (uint32_t n = 0; n < cuda_live_chunks(&p, it.kv_len); ++n) {
         do_chunk(p, m, it, n, o);
 #pragma unroll
         for (uint32_t r = 0; r < R; ++r) {
             if (r < it.rows) {
-                nbl_state_head head = finish_chunk(m.fixed->row[r], o[r]);
-                if (p.split) {
-                    store_state(p, m.fixed->row[r].index, n, head, o[r]);
-                } else {
-                    add_state(p, &m.fixed->row[r], n, head, o[r], total[r]);
+                row_state *row = &m.fixed->row[r];
+                nbl_state_head head = finish_chunk(*row, o[r]);
+                nbl_state_head sum = row->total;
+                if (p.state_head.data != NULL) {
+                    finish_state(&p, n, row->token, row->head, head, o[r]);
                 }
+                nbl_state_merge(&sum, total[r], &head, o[r], V);
+                __syncthreads();
+                if (threadIdx.x == 0) {
+                    row->total = sum;
+                }
+                __syncthreads();
             }
         }
     }
-#pragma unroll 1
-    for (uint32_t r = 0; r < it.rows && !p.split; ++r) {
+#pragma unroll 1 /* unrolled, this would be a large part of the kernel's code */
+    for (uint32_t r = 0; r < it.rows; ++r) {
         const row_state &row = m.fixed->row[r];
         finish_row(finish_target_of(&p, row.token, row.head), row.total, total[r], (float *)(void *)m.tile);
     }
@@ -529,7 +531,11 @@ static __global__ void __launch_bounds__(THREADS, 1)
     if (!init_item(p, m, block, &it)) {
         return;
     }
-    do_item<V>(p, m, it, n);
+    if (p.split) {
+        do_split_item<V>(p, m, it, n);
+    } else {
+        do_whole_item<V>(p, m, it);
+    }
 }
 
 template <uint32_t V, uint32_t R> static cudaError_t launch(const attend_params *p, cudaStream_t stream)

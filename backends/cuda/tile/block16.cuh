@@ -164,6 +164,42 @@ CUDA_DEVICE void block16_read(const cuda_tensor *t, const uint8_t *row, uint32_t
     }
 }
 
+/** The same elements to a row, in its type. */
+CUDA_DEVICE void block16_write(const cuda_tensor *t, uint8_t *row, uint32_t axis, uint32_t dim, uint32_t b,
+                               const float (&x)[BLOCK16])
+{
+    uint32_t first = b * BLOCK16;
+    uint8_t *at = row + (int64_t)first * t->stride[axis];
+    if (t->packed && first + BLOCK16 <= dim && ((uint64_t)at & 15u) == 0) {
+        uint32_t words[BLOCK16];
+        uint32_t vectors = t->dtype == NBL_F32 ? BLOCK16 / 4u : BLOCK16 / 8u;
+#pragma unroll
+        for (uint32_t i = 0; i < BLOCK16; ++i) {
+            words[i] = nbl_bits_of(x[i]);
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < BLOCK16 / 2u && t->dtype != NBL_F32; ++i) {
+            words[i] = t->dtype == NBL_BF16
+                           ? nbl_bf16_from_f32(x[2u * i]) | (uint32_t)nbl_bf16_from_f32(x[2u * i + 1u]) << 16
+                           : nbl_f16_from_f32(x[2u * i]) | (uint32_t)nbl_f16_from_f32(x[2u * i + 1u]) << 16;
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < BLOCK16 / 4u; ++i) {
+            if (i < vectors) {
+                ((uint4 *)(void *)at)[i] =
+                    make_uint4(words[4u * i], words[4u * i + 1u], words[4u * i + 2u], words[4u * i + 3u]);
+            }
+        }
+        return;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < BLOCK16; ++i) {
+        if (first + i < dim) {
+            cuda_element_write(at + (int64_t)i * t->stride[axis], t->dtype, x[i]);
+        }
+    }
+}
+
 /** NUM 3.1 on every element. */
 CUDA_DEVICE void block16_sanitize(float (&x)[BLOCK16], block16_counts *counts)
 {

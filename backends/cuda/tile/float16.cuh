@@ -77,6 +77,22 @@ CUDA_DEVICE bool float16_store_halves(const float (&x)[BLOCK16], const block16_p
     return any != 0;
 }
 
+/** Values of a block of a stored vector of bf16 or fp16: 8 elements lie side by side. */
+CUDA_DEVICE void float16_half_values(const block16_part *part, uint32_t token, uint32_t b, float (&x)[BLOCK16])
+{
+    bool is_fp16 = nbl_format_is_fp16(part->format);
+#pragma unroll
+    for (uint32_t half = 0; half < 2u; ++half) {
+        uint32_t d = b * BLOCK16 + 8u * half;
+        uint4 v = *(const uint4 *)(const void *)(part->codes + block16_code_byte(part, token, d));
+        const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (uint32_t i = 0; i < 8u; ++i) {
+            x[8u * half + i] = nbl_half_decode_slot((uint16_t)(words[i / 2u] >> (16u * (i % 2u))), is_fp16);
+        }
+    }
+}
+
 /** Values of a block of a stored vector of any format; exact. */
 CUDA_DEVICE void float16_values(const block16_part *part, uint32_t token, uint32_t b, float (&x)[BLOCK16])
 {
@@ -89,6 +105,10 @@ CUDA_DEVICE void float16_values(const block16_part *part, uint32_t token, uint32
         }
         return;
     }
+    if (nbl_layout_code_bits(part->format) == 16u) {
+        float16_half_values(part, token, b, x);
+        return;
+    }
     float s = 1.0f;
     if (part->format == NBL_NVFP4) {
         s = 0.5f * nbl_e4m3_decode_slot(part->scales[nbl_layout_scale_byte(part->page_tokens, b, token)]);
@@ -97,9 +117,7 @@ CUDA_DEVICE void float16_values(const block16_part *part, uint32_t token, uint32
     for (uint32_t i = 0; i < BLOCK16; ++i) {
         uint32_t d = b * BLOCK16 + i;
         const uint8_t *at = part->codes + block16_code_byte(part, token, d);
-        if (nbl_layout_code_bits(part->format) == 16u) {
-            x[i] = nbl_half_decode_slot(*(const uint16_t *)(const void *)at, nbl_format_is_fp16(part->format));
-        } else if (part->format == NBL_FP8_E4M3) {
+        if (part->format == NBL_FP8_E4M3) {
             x[i] = nbl_e4m3_decode_slot(*at);
         } else {
             x[i] = (float)nbl_e2m1_half_units(*at >> block16_code_shift(part, d) & 15u) * s;
