@@ -130,6 +130,20 @@ PTX_FN void ptx_ldmatrix_x4_trans(uint32_t (&d)[4], uint32_t shared_row)
                  : "memory");
 }
 
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
+/** Two binary32 rounded to u8 (nearest even, saturating): low, high one byte up, two bytes of c above; one instruction.
+ *  PTX ISA, cvt, cvt.pack */
+PTX_FN uint32_t ptx_cvt_u8x2(float high, float low, uint32_t c)
+{
+    uint32_t d;
+    asm("{\n .reg .s32 h, l;\n cvt.rni.s32.f32 h, %1;\n cvt.rni.s32.f32 l, %2;\n"
+        " cvt.pack.sat.u8.s32.b32 %0, h, l, %3;\n}"
+        : "=r"(d)
+        : "f"(high), "f"(low), "r"(c));
+    return d;
+}
+#endif
+
 /* ------------------------------------------------------------------------------------------------ halves */
 
 /** d += a * b for an m16n8k16 tile of bf16, or of fp16, binary32 accumulators (NUM 6.2).
