@@ -544,6 +544,47 @@ Test(masks, A1_large_logits_before_tiles_that_are_left_out)
     lab_finish(&l);
 }
 
+/* All logits equal: 0, or a little more or less, so that they are integers on the grid. Many tokens may be the one that
+ * makes the base the next integer. */
+static float level(uint32_t j)
+{
+    (void)j;
+    return 0.0f;
+}
+
+static float just_above(uint32_t j)
+{
+    (void)j;
+    return 0x1p-18f;
+}
+
+static float just_below(uint32_t j)
+{
+    return -just_above(j);
+}
+
+static float above_in_one(uint32_t j)
+{
+    return j % 1024u == 100u ? just_above(j) : level(j);
+}
+
+Test(masks, A1_equal_logits)
+{
+    static float (*const values[])(uint32_t) = {level, just_above, just_below, above_in_one};
+    lab l;
+    lab_open(&l);
+    for (uint32_t i = 0; i < PROBLEM_INT_PAIRS * COUNT(values); ++i) {
+        problem p = masked(i / COUNT(values), i % 3u == 0 ? NBL_ATTEND_CAUSAL : 0);
+        trial t;
+        p.kv_len[0] = 1100;
+        p.q_len[0] = 21;
+        p.want_state = i % 2u == 0;
+        run_logits(&l, &t, &p, values[i % COUNT(values)]);
+        trial_free(&t);
+    }
+    lab_finish(&l);
+}
+
 /* The largest logit rises by 44 base-2 units a tile, so that the base moves in nearly each. */
 static float rising(uint32_t j)
 {

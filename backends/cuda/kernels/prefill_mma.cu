@@ -128,12 +128,12 @@ CUDA_DEVICE void end_chunk(const attend_params &p, const prefill_item &it, bool 
         prefill_store_states(p, it, r, rows, first_row, o);
         return;
     }
-    prefill_merge_chunk(r, rows, total, o);
+    const prefill_heads_merged merged = prefill_merge_chunk(r, rows, total, o);
     if (item_ends) {
-        prefill_finish(p, rows, it.rows > first_row ? it.rows - first_row : 0u, o);
+        prefill_finish(p, rows, it.rows > first_row ? it.rows - first_row : 0u, merged, o);
     } else {
-        prefill_keep_total(total, o);
-        prefill_rows_clear(r, rows, o);
+        prefill_keep_total(merged, rows, total, o);
+        prefill_rows_clear(r, o);
     }
 }
 
@@ -150,7 +150,7 @@ template <int KD, int VD> CUDA_DEVICE void do_item(const attend_params &p, memor
     int32_t s[64];
     float o[VD / 2];
     prefill_rows_begin(r, rows_of_warp(m));
-    prefill_rows_clear(r, rows_of_warp(m), o);
+    prefill_rows_clear(r, o);
     for (uint32_t tile = it.tile_first; tile < it.tile_end; ++tile) {
         const uint8_t *image = m.images[tile % STAGES];
         uint32_t packed[16];

@@ -25,7 +25,7 @@
 #define LOADER_REGISTERS 40
 #define CONSUMER_REGISTERS 232
 #define LOADER_BARRIER 1u
-#define SUMS_IN_TURN 5   /* groups of 16 tokens whose weights are summed up within the turn, the others under P V */
+#define SUMS_IN_TURN 6   /* groups of 16 tokens whose weights are summed up within the turn, the others under P V */
 #define WEIGH_BARRIER 2u /* and the one after it: a warpgroup's turn to weigh */
 #define IDLE 100u        /* nanoseconds that a loading thread sleeps; a tile takes over a thousand */
 
@@ -175,10 +175,11 @@ template <int VD> CUDA_DEVICE void begin_sums(int32_t (&a)[VD / 2], const uint32
 /* What a warp of the computing warpgroups walks over. */
 template <int KD, int VD> struct walk {
     uint32_t tile;
-    uint32_t stop;    /* tile before which something is to be done: a chunk, the item or the open tiles begin or end */
-    uint32_t open;    /* 1: the rows see the whole of all tiles before that */
-    uint32_t items;   /* begun so far; the item at hand has slot (items - 1) % 2 */
-    uint32_t queries; /* of the item at hand: lower half of a descriptor */
+    uint32_t stop; /* tile before which something is to be done: a chunk, the item or the open tiles begin or end */
+    uint32_t open; /* 1: the rows see the whole of all tiles before that */
+    uint32_t end, open_first, open_end; /* of the item at hand */
+    uint32_t items;                     /* begun so far; the item at hand has slot (items - 1) % 2 */
+    uint32_t queries;                   /* of the item at hand: lower half of a descriptor */
     ring_place<KD, VD> at;
 };
 
@@ -188,13 +189,23 @@ CUDA_DEVICE uint32_t uniform(uint32_t x)
     return __reduce_max_sync(FULL_WARP, x);
 }
 
-/* How far tiles are alike. */
-template <int KD, int VD> CUDA_DEVICE void set_stop(walk<KD, VD> &w, const prefill_item &it)
+/* The next item. */
+template <int KD, int VD> CUDA_DEVICE void set_item(walk<KD, VD> &w, const prefill_item &it)
 {
-    const uint32_t edge = w.tile < it.open_first ? it.open_first : it.open_end;
-    const uint32_t end = min(it.tile_end, (w.tile | (CUDA_CHUNK_TILES - 1u)) + 1u);
-    w.open = uniform(prefill_is_open(it, w.tile) ? 1u : 0u);
-    w.stop = uniform(edge > w.tile ? min(end, edge) : end);
+    w.tile = uniform(it.tile_first);
+    w.end = uniform(it.tile_end);
+    w.open_first = uniform(it.open_first);
+    w.open_end = uniform(it.open_end);
+    w.items++;
+}
+
+/* How far tiles are alike. */
+template <int KD, int VD> CUDA_DEVICE void set_stop(walk<KD, VD> &w)
+{
+    const uint32_t edge = w.tile < w.open_first ? w.open_first : w.open_end;
+    const uint32_t end = min(w.end, (w.tile | (CUDA_CHUNK_TILES - 1u)) + 1u);
+    w.open = w.tile >= w.open_first && w.tile < w.open_end ? 1u : 0u;
+    w.stop = edge > w.tile ? min(end, edge) : end;
 }
 
 /* Waits for item n of the block. */
@@ -215,26 +226,38 @@ template <int KD, int VD> CUDA_DEVICE const uint8_t *queries_of_warp(const memor
     return m.queries[slot] + (ptx_thread() - LOADERS) / 32u * 16u * KD;
 }
 
-/* The end of a chunk: to the workspace, to the total, or to the output. */
+/* O of the chunks before, the thread's own. */
+template <int KD, int VD> CUDA_DEVICE prefill_total total_of_thread(memory<KD, VD> &m)
+{
+    return {&m.total[0][threadIdx.x - LOADERS], CONSUMERS};
+}
+
+/* The end of a chunk that others follow: to the total. Its item is none of a split call. */
 template <int KD, int VD>
-CUDA_DEVICE void end_chunk(const attend_params &p, memory<KD, VD> &m, const walk<KD, VD> &w, bool item_ends,
-                           const prefill_rows &r, float (&o)[VD / 2])
+CUDA_DEVICE void end_chunk(memory<KD, VD> &m, const walk<KD, VD> &w, prefill_rows &r, float (&o)[VD / 2])
+{
+    prefill_row *rows = rows_of_warp(m, (w.items - 1u) % 2u);
+    const prefill_total total = total_of_thread(m);
+    const prefill_heads_merged merged = prefill_merge_chunk(r, rows, total, o);
+    prefill_keep_total(merged, rows, total, o);
+    prefill_rows_clear(r, o);
+}
+
+/* The end of an item: to the workspace or to the output. */
+template <int KD, int VD>
+CUDA_DEVICE void end_item(const attend_params &p, memory<KD, VD> &m, const walk<KD, VD> &w, const prefill_rows &r,
+                          float (&o)[VD / 2])
 {
     const uint32_t slot = (w.items - 1u) % 2u;
     const uint32_t first_row = (ptx_thread() - LOADERS) / 32u * 16u;
-    const prefill_total total = {&m.total[0][threadIdx.x - LOADERS], CONSUMERS};
     const prefill_item &it = m.items[slot];
-    prefill_row *rows = rows_of_warp(m, slot);
+    const prefill_row *rows = rows_of_warp(m, slot);
     if (p.split) {
         prefill_store_states(p, it, r, rows, first_row, o);
         return;
     }
-    prefill_merge_chunk(r, rows, total, o);
-    if (item_ends) {
-        prefill_finish(p, rows, it.rows > first_row ? it.rows - first_row : 0u, o);
-    } else {
-        prefill_keep_total(total, o);
-    }
+    const prefill_heads_merged merged = prefill_merge_chunk(r, rows, total_of_thread(m), o);
+    prefill_finish(p, rows, it.rows > first_row ? it.rows - first_row : 0u, merged, o);
 }
 
 /* One lane arrives for the reads of all. */
@@ -260,10 +283,12 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
     if (m.items[0].tile_end == 0) {
         return;
     }
-    walk<KD, VD> w = {uniform(m.items[0].tile_first), 0, 0, 1, q_low, {0, 0}};
-    set_stop(w, m.items[0]);
+    walk<KD, VD> w = {};
+    w.queries = q_low;
+    set_item(w, m.items[0]);
+    set_stop(w);
     prefill_rows_begin(r, rows_of_warp(m, 0));
-    prefill_rows_clear(r, rows_of_warp(m, 0), o);
+    prefill_rows_clear(r, o);
     if (group == 1u) { /* the first turn is the other one's */
         wgmma_bar_arrive(WEIGH_BARRIER, CONSUMERS);
     }
@@ -295,7 +320,7 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
         prefill_sum<KD, VD, SUMS_IN_TURN, 8>(s, image, part);
         prefill_sum_up(part, l);
         const bool stops = w.tile + 1u == w.stop;
-        if (stops && w.stop == m.items[slot].tile_end) {
+        if (stops && w.stop == w.end) {
             wait_item(m, w.items);
             w.queries = 2u * q_low + PREFILL_ROWS * KD / 16u - w.queries;
         }
@@ -309,27 +334,27 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
         prefill_add_tile(a, b, o);
         late = prefill_late_of(b, l, x);
         w.tile++;
-        if (stops) {
-            const bool item_ends = w.tile == m.items[slot].tile_end;
-            prefill_late_sum(r, late);
-            late = {};
-            if (item_ends || w.tile % CUDA_CHUNK_TILES == 0) {
-                end_chunk(p, m, w, item_ends, r, o);
-            }
-            if (item_ends) {
-                arrive_for_warp(m.item_empty[slot]);
-                if (m.items[slot ^ 1u].tile_end == 0) {
-                    break;
-                }
-                w.tile = uniform(m.items[slot ^ 1u].tile_first);
-                w.items++;
-                prefill_rows_begin(r, rows_of_warp(m, slot ^ 1u));
-            }
-            if (item_ends || w.tile % CUDA_CHUNK_TILES == 0) {
-                prefill_rows_clear(r, rows_of_warp(m, (w.items - 1u) % 2u), o);
-            }
-            set_stop(w, m.items[(w.items - 1u) % 2u]);
+        if (!stops) {
+            continue;
         }
+        prefill_late_sum(r, late);
+        late = {};
+        if (w.tile != w.end) {
+            if (w.tile % CUDA_CHUNK_TILES == 0) {
+                end_chunk(m, w, r, o);
+            }
+            set_stop(w);
+            continue;
+        }
+        end_item(p, m, w, r, o);
+        arrive_for_warp(m.item_empty[slot]);
+        if (m.items[slot ^ 1u].tile_end == 0) {
+            break;
+        }
+        set_item(w, m.items[slot ^ 1u]);
+        set_stop(w);
+        prefill_rows_begin(r, rows_of_warp(m, slot ^ 1u));
+        prefill_rows_clear(r, o);
     }
     wgmma_wait<0>();
 }

@@ -42,7 +42,8 @@
 #define PREFILL_NEAR (16000 * PREFILL_STEPS) /* logits within +-this need no base to be on the grid */
 #define PREFILL_BASE_LOW (-15000 * PREFILL_STEPS) /* a base not below this leaves out all logits that are not near */
 #define PREFILL_NO_BASE (-(1 << 30) - (1 << 24))  /* below every base */
-#define PREFILL_NOTHING (-(1 << 30))              /* steps of a row's largest logit that has none */
+#define PREFILL_EMPTY (PREFILL_NO_BASE / PREFILL_STEPS) /* M of an empty state */
+#define PREFILL_NOTHING (-(1 << 30))                    /* steps of a row's largest logit that has none */
 
 /* ------------------------------------------------------------------------------------------------ images */
 
@@ -138,8 +139,8 @@ struct prefill_row {
     int32_t end;
     uint32_t token;
     uint32_t head;
-    float base; /**< chunks before the one at hand, merged: M */
-    float sum;  /**< and L */
+    int32_t base; /**< chunks before the one at hand, merged: M, or PREFILL_EMPTY */
+    float sum;    /**< and L */
 };
 
 /** What an item has of a range: its chunk, where the call is split. */
@@ -217,7 +218,7 @@ CUDA_DEVICE prefill_row prefill_row_of(const attend_params &p, const prefill_ite
                                        uint32_t i)
 {
     prefill_row r = {};
-    r.base = -INFINITY;
+    r.base = PREFILL_EMPTY;
     if (i >= it.rows) {
         return r;
     }
@@ -250,7 +251,7 @@ CUDA_DEVICE const int8_t *prefill_query_piece(const attend_params &p, const pref
 
 /** The two rows of a thread. */
 struct prefill_rows {
-    float scale[2];
+    float scale[2];   /**< NaN: the row sees nothing at all */
     float sum[2];     /**< L */
     int32_t base[2];  /**< B in steps, or PREFILL_NO_BASE */
     int32_t limit[2]; /**< bits of a tile's largest t up to which the tile is a usual one */
@@ -266,9 +267,11 @@ CUDA_DEVICE int32_t prefill_row_max(int32_t x)
 /** The thread's rows at the beginning of an item; rows are those of the warp. */
 CUDA_DEVICE void prefill_rows_begin(prefill_rows &r, const prefill_row *rows)
 {
-    uint32_t g = ptx_thread() % 32u / PREFILL_LANES;
-    r.scale[0] = rows[g].scale;
-    r.scale[1] = rows[g + 8u].scale;
+    const prefill_row *const at = rows + ptx_thread() % 32u / PREFILL_LANES;
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+        r.scale[row] = at[8 * row].first < at[8 * row].end ? at[8 * row].scale : NAN;
+    }
 }
 
 /** Gives a row its base. A tile is usual if its logits are near and no more than NBL_REBASE above a base not far from
@@ -281,13 +284,11 @@ CUDA_DEVICE void prefill_set_base(prefill_rows &r, int row, int32_t base)
 }
 
 /** At the beginning of a chunk. Rows that see nothing at all need no base. */
-template <int N> CUDA_DEVICE void prefill_rows_clear(prefill_rows &r, const prefill_row *rows, float (&o)[N])
+template <int N> CUDA_DEVICE void prefill_rows_clear(prefill_rows &r, float (&o)[N])
 {
-    const uint32_t thread = ptx_thread();
-    uint32_t g = thread % 32u / PREFILL_LANES;
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-        prefill_set_base(r, row, rows[g + 8u * row].first >= rows[g + 8u * row].end ? 0 : PREFILL_NO_BASE);
+        prefill_set_base(r, row, isnan(r.scale[row]) ? 0 : PREFILL_NO_BASE);
         r.sum[row] = 0.0f;
     }
 #pragma unroll
@@ -324,16 +325,18 @@ template <int KD> CUDA_DEVICE void prefill_rescore(int32_t (&s)[64], const uint8
     }
 }
 
-/** The score of a token for a row of the warp, by all its lanes. */
+/** The score of a token for a row of the warp. */
 template <int KD> CUDA_DEVICE int32_t prefill_score(const uint8_t *q, const uint8_t *k, uint32_t row, uint32_t token)
 {
-    const uint32_t w = ptx_thread() % 32u; /* words of four codes */
     int32_t sum = 0;
-    if (w < KD / 4u) {
-        sum = ptx_dp4a_ss(*(const int32_t *)(const void *)(q + prefill_piece<KD>(row, w / 4u) + w % 4u * 4u),
-                          *(const int32_t *)(const void *)(k + prefill_piece<KD>(token, w / 4u) + w % 4u * 4u), sum);
+#pragma unroll 2
+    for (uint32_t piece = 0; piece < KD / 16u; ++piece) {
+        const int4 a = *(const int4 *)(const void *)(q + prefill_piece<KD>(row, piece));
+        const int4 b = *(const int4 *)(const void *)(k + prefill_piece<KD>(token, piece));
+        sum = ptx_dp4a_ss(a.y, b.y, ptx_dp4a_ss(a.x, b.x, sum));
+        sum = ptx_dp4a_ss(a.w, b.w, ptx_dp4a_ss(a.z, b.z, sum));
     }
-    return __reduce_add_sync(FULL_WARP, sum);
+    return sum;
 }
 
 /* ------------------------------------------------------------------------------------------------ softmax of a warp */
@@ -535,54 +538,16 @@ CUDA_DEVICE void prefill_far(int32_t (&s)[64], const prefill_parameters &v, cons
     }
 }
 
-/** 1 if z of some token whose T is `most`, an integer, is greater than that integer: the base is the next one. */
-template <int KD, typename Score>
-CUDA_DEVICE bool prefill_exceeds(const int32_t (&s)[64], const prefill_parameters &v, const prefill_rows &r, int row,
-                                 int32_t most, bool asked, Score score)
-{
-    const float whole = __int_as_float(most) - NBL_GRID;
-    const uint32_t lane = threadIdx.x % 32u;
-    uint32_t found = 0, owners;
-    bool exceeds = false;
-#pragma unroll
-    for (int j = 0; j < 32; ++j) {
-        found |= asked && s[j / 2 * 4 + j % 2 + 2 * row] == most ? 1u << j : 0u;
-    }
-    while ((owners = __ballot_sync(FULL_WARP, found != 0)) != 0) {
-        const uint32_t owner = (uint32_t)__ffs((int)owners) - 1u;
-        const uint32_t j = (uint32_t)__ffs((int)__shfl_sync(FULL_WARP, found, (int)owner)) - 1u;
-        const int32_t sum =
-            score(owner / PREFILL_LANES + 8u * (uint32_t)row, j / 2u * 8u + 2u * (owner % PREFILL_LANES) + j % 2u);
-        if (lane == owner) {
-            const uint32_t place = j / 4u * 16u + j % 4u; /* of the token, at the thread's place */
-            const float *unit = (const float *)(const void *)v.units, *a = (const float *)(const void *)v.exponents;
-            const float x = (float)sum * unit[place];
-            exceeds = exceeds || nbl_fma(x, r.scale[row], a[place] - NBL_GRID) > whole;
-            found &= found - 1u;
-        }
-    }
-    const uint32_t lanes = __ballot_sync(FULL_WARP, exceeds);
-    return (lanes >> (lane / PREFILL_LANES * PREFILL_LANES) & 15u) != 0;
-}
-
-/** Rows without a base get one, others move theirs if the tile wants it; logits are near. */
-template <int KD, typename Score>
-CUDA_DEVICE void prefill_near(const int32_t (&s)[64], const prefill_parameters &v, prefill_rows &r,
-                              const bool (&sees)[2], const int32_t (&most)[2], int32_t (&steps)[2], float (&factor)[2],
-                              Score score)
+/** Rows without a base get none here, others move theirs if the tile wants it (`moves`); logits are near, and the
+ *  largest ones of rows that move no integers. */
+CUDA_DEVICE void prefill_near(prefill_rows &r, const bool (&sees)[2], const bool (&moves)[2], const int32_t (&most)[2],
+                              int32_t (&steps)[2], float (&factor)[2])
 {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
         const int32_t k = prefill_steps(most[row]);
-        const bool moves = sees[row] && steps[row] > (int32_t)NBL_REBASE * PREFILL_STEPS;
-        const bool unclear = moves && k % PREFILL_STEPS == 0;
-        int32_t whole = k >> 8;
-        bool up = true;
-        if (__any_sync(FULL_WARP, unclear)) {
-            up = prefill_exceeds<KD>(s, v, r, row, most[row], unclear, score) || !unclear;
-        }
-        if (moves) {
-            factor[row] = prefill_move_base(r, row, (whole + (up ? 1 : 0)) * PREFILL_STEPS);
+        if (moves[row]) {
+            factor[row] = prefill_move_base(r, row, ((k >> 8) + 1) * PREFILL_STEPS);
         }
         steps[row] = sees[row] ? k - r.base[row] : PREFILL_NOTHING;
     }
@@ -703,32 +668,78 @@ CUDA_DEVICE bool prefill_first_bases(prefill_rows &r, prefill_top &top)
     return __any_sync(FULL_WARP, unusual);
 }
 
+/** 1 if z of the thread's token j of a row is greater than T, `most`. */
+template <int KD>
+CUDA_DEVICE bool prefill_exceeds(const uint8_t *q, const uint8_t *k, const prefill_parameters &v, const prefill_rows &r,
+                                 int row, uint32_t j, int32_t most)
+{
+    const uint32_t lane = ptx_thread() % 32u, place = j / 4u * 16u + j % 4u; /* at the thread's place */
+    const float *unit = (const float *)(const void *)v.units, *a = (const float *)(const void *)v.exponents;
+    const int32_t sum = prefill_score<KD>(q, k, lane / PREFILL_LANES + 8u * (uint32_t)row,
+                                          j / 2u * 8u + 2u * (lane % PREFILL_LANES) + j % 2u);
+    const float x = (float)sum * unit[place];
+    return nbl_fma(x, r.scale[row], a[place] - NBL_GRID) > __int_as_float(most) - NBL_GRID;
+}
+
+/** The same as prefill_first_bases for rows whose largest logit is near, but an integer on the grid: the base is the
+ *  next one if z of its token is greater. Rows of which a thread has several such tokens get none. */
+template <int KD, int VD>
+CUDA_DEVICE bool prefill_integer_bases(const int32_t (&s)[64], const uint8_t *q, const uint8_t *image, prefill_rows &r,
+                                       prefill_top &top)
+{
+    const prefill_parameters v = prefill_parameters_of<KD, VD>(image);
+    const uint32_t first_lane = ptx_thread() % 32u / PREFILL_LANES * PREFILL_LANES; /* of the row */
+    bool unusual = false;
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+        const int32_t k = prefill_steps(top.most[row]);
+        const bool asked = r.base[row] == PREFILL_NO_BASE && k >= -PREFILL_NEAR && k <= PREFILL_NEAR;
+        if (__any_sync(FULL_WARP, asked)) {
+            uint32_t found = 0; /* 2^16 for each token, and its number */
+#pragma unroll
+            for (uint32_t j = 0; j < 32u; ++j) {
+                found += s[j / 2u * 4u + j % 2u + 2u * (uint32_t)row] == top.most[row] ? 1u << 16 | j : 0u;
+            }
+            const bool exceeds =
+                asked && found >> 16 == 1u && prefill_exceeds<KD>(q, image, v, r, row, found & 31u, top.most[row]);
+            const uint32_t several = __ballot_sync(FULL_WARP, found >> 17 != 0) >> first_lane & 15u;
+            const uint32_t up = __ballot_sync(FULL_WARP, exceeds) >> first_lane & 15u;
+            if (asked && several == 0) {
+                prefill_set_base(r, row, ((k >> 8) + (up != 0 ? 1 : 0)) * PREFILL_STEPS);
+            }
+        }
+        top.steps[row] = k - r.base[row];
+        unusual = unusual || top.most[row] > r.limit[row];
+    }
+    return __any_sync(FULL_WARP, unusual);
+}
+
 /** What is not usual in a tile: rows without a base, a base that moves, logits far from 0. q is the image of the warp's
  *  query rows. */
 template <int KD, int VD, int N>
 CUDA_DEVICE void prefill_unusual(int32_t (&s)[64], const uint8_t *q, const uint8_t *image, const prefill_row *rows,
                                  int32_t start, prefill_rows &r, float (&o)[N], prefill_top &top)
 {
-    if (!prefill_first_bases(r, top)) {
+    if (!prefill_first_bases(r, top) || !prefill_integer_bases<KD, VD>(s, q, image, r, top)) {
         return;
     }
-    const prefill_parameters v = prefill_parameters_of<KD, VD>(image);
     const prefill_mask mask = prefill_mask_of(rows, start);
     const int32_t t = 2 * (int32_t)(ptx_thread() % PREFILL_LANES);
-    bool sees[2], far = false;
+    bool sees[2], moves[2], far = false;
     float factor[2] = {1.0f, 1.0f};
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
         const int32_t k = prefill_steps(top.most[row]);
         sees[row] = max(mask.low[row] + t, 0) < min(mask.high[row] + t, (int32_t)CUDA_TILE_TOKENS);
-        far = far || k > PREFILL_NEAR || (sees[row] && k < -PREFILL_NEAR && r.base[row] < PREFILL_BASE_LOW);
+        moves[row] = sees[row] && top.steps[row] > (int32_t)NBL_REBASE * PREFILL_STEPS;
+        far = far || k > PREFILL_NEAR || (sees[row] && k < -PREFILL_NEAR && r.base[row] < PREFILL_BASE_LOW) ||
+              (moves[row] && k % PREFILL_STEPS == 0);
     }
     if (__any_sync(FULL_WARP, far)) {
-        prefill_far(s, v, mask, r, top.most, top.steps, factor,
+        prefill_far(s, prefill_parameters_of<KD, VD>(image), mask, r, top.most, top.steps, factor,
                     [&](int32_t(&again)[64]) { prefill_rescore<KD>(again, q, image); });
     } else {
-        prefill_near<KD>(s, v, r, sees, top.most, top.steps, factor,
-                         [&](uint32_t row, uint32_t token) { return prefill_score<KD>(q, image, row, token); });
+        prefill_near(r, sees, moves, top.most, top.steps, factor);
     }
     if (__any_sync(FULL_WARP, factor[0] != 1.0f || factor[1] != 1.0f)) {
 #pragma unroll
@@ -846,31 +857,39 @@ CUDA_DEVICE nbl_state_head prefill_chunk_head(const prefill_rows &r, int row, fl
     return r.sum[row] == 0.0f ? nbl_state_empty(offset) : head;
 }
 
-/** Merges the chunk into the rows' totals: the heads in `rows`, O in o (NUM 5.6). O of an empty state is -0 here, which
- *  is neutral. */
+/** Heads of the merged chunks of a thread's rows. */
+struct prefill_heads_merged {
+    int32_t base[2]; /**< M, or PREFILL_EMPTY */
+    float sum[2];    /**< L */
+};
+
+/** Merges the chunk into the rows' totals: O in o, the heads are returned (NUM 5.6). O of an empty state is -0 here,
+ *  which is neutral. */
 template <int N>
-CUDA_DEVICE void prefill_merge_chunk(const prefill_rows &r, prefill_row *rows, const prefill_total &total,
-                                     float (&o)[N])
+CUDA_DEVICE prefill_heads_merged prefill_merge_chunk(const prefill_rows &r, const prefill_row *rows,
+                                                     const prefill_total &total, float (&o)[N])
 {
-    const uint32_t thread = ptx_thread();
-    uint32_t g = thread % 32u / PREFILL_LANES;
+    const prefill_row *const at = rows + ptx_thread() % 32u / PREFILL_LANES;
+    const int32_t left[2] = {at[0].base, at[8].base};
+    const float sum[2] = {at[0].sum, at[8].sum};
+    float4 before[N / 4]; /* of no use in the first chunk, but on its way while the heads are merged */
+#pragma unroll
+    for (int k = 0; k < N / 4; ++k) {
+        before[k] = total.o[k * total.stride];
+    }
+    prefill_heads_merged merged;
     nbl_merge_scale scale[2];
     bool left_empty[2], right_empty[2];
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-        prefill_row &at = rows[g + 8u * row];
-        const nbl_state_head right = prefill_chunk_head(r, row, 0.0f);
-        const float sum = at.sum;
-        left_empty[row] = sum == 0.0f;
-        right_empty[row] = nbl_state_is_empty(&right);
-        scale[row] = nbl_merge_scale_of(at.base, right.base); /* the factor of an empty state is 0 */
-        __syncwarp();
-        if (thread % PREFILL_LANES == 0) {
-            at.base = scale[row].base;
-            at.sum = nbl_merge_element(sum, right.sum, scale[row]);
-        }
+        left_empty[row] = sum[row] == 0.0f;
+        right_empty[row] = r.sum[row] == 0.0f;
+        const int32_t right = right_empty[row] ? PREFILL_EMPTY : r.base[row] >> 8, base = max(left[row], right);
+        scale[row].left = nbl_pow2(left[row] - base); /* the factor of an empty state is 0, or both are 1 */
+        scale[row].right = nbl_pow2(right - base);
+        merged.base[row] = base;
+        merged.sum[row] = nbl_merge_element(sum[row], r.sum[row], scale[row]);
     }
-    __syncwarp();
     if (__any_sync(FULL_WARP, right_empty[0] || right_empty[1])) {
 #pragma unroll
         for (int i = 0; i < N; ++i) {
@@ -878,20 +897,33 @@ CUDA_DEVICE void prefill_merge_chunk(const prefill_rows &r, prefill_row *rows, c
         }
     }
     if (__all_sync(FULL_WARP, left_empty[0] && left_empty[1])) {
-        return;
+        return merged;
     }
 #pragma unroll
     for (int k = 0; k < N / 4; ++k) {
-        const float4 before = total.o[k * total.stride];
-        o[4 * k] = nbl_merge_element(before.x, o[4 * k], scale[0]);
-        o[4 * k + 1] = nbl_merge_element(before.y, o[4 * k + 1], scale[0]);
-        o[4 * k + 2] = nbl_merge_element(before.z, o[4 * k + 2], scale[1]);
-        o[4 * k + 3] = nbl_merge_element(before.w, o[4 * k + 3], scale[1]);
+        o[4 * k] = nbl_merge_element(before[k].x, o[4 * k], scale[0]);
+        o[4 * k + 1] = nbl_merge_element(before[k].y, o[4 * k + 1], scale[0]);
+        o[4 * k + 2] = nbl_merge_element(before[k].z, o[4 * k + 2], scale[1]);
+        o[4 * k + 3] = nbl_merge_element(before[k].w, o[4 * k + 3], scale[1]);
     }
+    return merged;
 }
 
-template <int N> CUDA_DEVICE void prefill_keep_total(const prefill_total &total, const float (&o)[N])
+/** Keeps what prefill_merge_chunk made for the next chunk. All lanes have read the heads before. */
+template <int N>
+CUDA_DEVICE void prefill_keep_total(const prefill_heads_merged &merged, prefill_row *rows, const prefill_total &total,
+                                    const float (&o)[N])
 {
+    const uint32_t lane = ptx_thread() % 32u;
+    __syncwarp();
+    if (lane % PREFILL_LANES == 0) {
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+            rows[lane / PREFILL_LANES + 8u * row].base = merged.base[row];
+            rows[lane / PREFILL_LANES + 8u * row].sum = merged.sum[row];
+        }
+    }
+    __syncwarp();
 #pragma unroll
     for (int k = 0; k < N / 4; ++k) {
         total.o[k * total.stride] = make_float4(o[4 * k], o[4 * k + 1], o[4 * k + 2], o[4 * k + 3]);
@@ -932,24 +964,6 @@ CUDA_DEVICE void prefill_store_states(const attend_params &p, const prefill_item
 }
 
 /* ------------------------------------------------------------------------------------------------ output */
-
-/** LSE of a row; what its O is to be multiplied by takes the place of its state: `base` is the sink's factor, `sum` the
- *  inverse of the denominator, or 0 for an empty row. By one thread: nothing of it is done four times. */
-CUDA_DEVICE void prefill_finish_head(const attend_params &p, prefill_row &at)
-{
-    const finish_target to = finish_target_of(&p, at.token, at.head);
-    nbl_state_head head = {at.base, at.sum, at.offset, 0.0f};
-    float factor = 1.0f, inverse = 1.0f;
-    if (to.sink != NULL) {
-        nbl_state_add_sink(&head, &factor, 1, *to.sink);
-    }
-    nbl_state_output(&head, &inverse, 1, 0);
-    if (to.lse != NULL) {
-        *to.lse = nbl_state_lse(&head, to.lse_base2);
-    }
-    at.base = factor;
-    at.sum = at.sum == 0.0f ? 0.0f : inverse; /* O of an empty state is 0, with a sink too */
-}
 
 template <int SHARE> CUDA_DEVICE void prefill_scale(float (&y)[SHARE], float factor)
 {
@@ -1067,20 +1081,14 @@ template <int SHARE> CUDA_DEVICE void prefill_write_o(const finish_target &to, c
     }
 }
 
-/** The thread's elements of a row, in its order, divided by the denominator. */
-template <int N>
-CUDA_DEVICE void prefill_divided_row(const attend_params &p, const prefill_row &at, const float (&o)[N], int row,
-                                     float (&y)[N / 2])
+/** The thread's elements of a row, in its order, divided by the denominator; `inverse` is 0 for an empty row. */
+template <int N> CUDA_DEVICE void prefill_divided_row(float inverse, const float (&o)[N], int row, float (&y)[N / 2])
 {
 #pragma unroll
     for (int k = 0; k < N / 4; ++k) {
-        y[2 * k] = o[4 * k + 2 * row];
-        y[2 * k + 1] = o[4 * k + 2 * row + 1];
+        y[2 * k] = o[4 * k + 2 * row] * inverse;
+        y[2 * k + 1] = o[4 * k + 2 * row + 1] * inverse;
     }
-    if (p.sinks != NULL) {
-        prefill_scale(y, at.base);
-    }
-    prefill_scale(y, at.sum);
 }
 
 /** The thread's elements in the order of the row. */
@@ -1099,19 +1107,19 @@ template <int SHARE> CUDA_DEVICE void prefill_in_order(float (&y)[SHARE])
 
 /** Output of any kind for a row of the warp. */
 template <int N>
-CUDA_DEVICE void prefill_finish_any(const attend_params &p, const prefill_row &at, bool there, const float (&o)[N],
-                                    int row)
+CUDA_DEVICE void prefill_finish_any(const attend_params &p, const prefill_row &at, float inverse, bool there,
+                                    const float (&o)[N], int row)
 {
     float y[N / 2];
-    prefill_divided_row(p, at, o, row, y);
+    prefill_divided_row(inverse, o, row, y);
     prefill_in_order(y);
     if (p.v_hadamard != 0) {
         prefill_hadamard_undo(y, p.v_hadamard);
     }
-    if (__any_sync(FULL_WARP, at.sum == 0.0f)) {
+    if (__any_sync(FULL_WARP, inverse == 0.0f)) {
 #pragma unroll
         for (int k = 0; k < N / 2; ++k) {
-            y[k] = at.sum == 0.0f ? 0.0f : y[k];
+            y[k] = inverse == 0.0f ? 0.0f : y[k];
         }
     }
     if (there && p.o.data != NULL) {
@@ -1123,14 +1131,14 @@ CUDA_DEVICE void prefill_finish_any(const attend_params &p, const prefill_row &a
  *  leaves -0 in its sum if both are -0, in its difference if only the first is; so each one tells where to look on. By
  *  all lanes of the warp. */
 template <int N>
-CUDA_DEVICE void prefill_negative_zero(const attend_params &p, const prefill_row &at, bool there, const float (&o)[N],
-                                       int row)
+CUDA_DEVICE void prefill_negative_zero(const attend_params &p, const prefill_row &at, float inverse, bool there,
+                                       const float (&o)[N], int row)
 {
     constexpr uint32_t share = N / 2;
     const uint32_t lane = ptx_thread() % 32u, t = lane % PREFILL_LANES;
     uint32_t all = 0, minus = 0, d = 0;
     float y[share];
-    prefill_divided_row(p, at, o, row, y);
+    prefill_divided_row(inverse, o, row, y);
 #pragma unroll
     for (uint32_t i = 0; i < share; ++i) {
         all |= nbl_bits_of(y[i]) << 1;
@@ -1146,44 +1154,90 @@ CUDA_DEVICE void prefill_negative_zero(const attend_params &p, const prefill_row
         d |= differs ? h : 0u;
         minus &= differs ? ~other : other;
     }
-    if (there && t == 0 && at.sum != 0.0f && (zeros >> lane & 15u) == 15u) {
+    if (there && t == 0 && inverse != 0.0f && (zeros >> lane & 15u) == 15u) {
         *(uint16_t *)(void *)(finish_target_of(&p, at.token, at.head).o + 2u * d) = 0x8000u;
     }
 }
 
-/** Output of a row that is one block of v_hadamard, written 16 bytes at a time. */
+/** Output of rows that are one block of v_hadamard each, written 16 bytes at a time. Both rows of a thread side by
+ *  side: each hides the other's exchanges. `at` are the thread's rows, 8 apart. */
 template <int N>
-CUDA_DEVICE void prefill_finish_whole(const attend_params &p, const prefill_row &at, bool there, const float (&o)[N],
-                                      int row)
+CUDA_DEVICE void prefill_finish_whole(const attend_params &p, const prefill_row *at, const float (&inverse)[2],
+                                      const bool (&there)[2], const float (&o)[N])
 {
-    float y[N / 2];
-    prefill_divided_row(p, at, o, row, y);
-    prefill_hadamard_whole(y);
-    if (there) {
-        prefill_write_halves<N / 2, true>(finish_target_of(&p, at.token, at.head), y);
+    float y[2][N / 2];
+    bool zeros = false;
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+        prefill_divided_row(inverse[row], o, row, y[row]);
+        prefill_hadamard_whole(y[row]);
+        zeros = zeros || (there[row] && y[row][0] == 0.0f && y[row][1] == 0.0f);
     }
-    if (__any_sync(FULL_WARP, there && y[0] == 0.0f && y[1] == 0.0f)) {
-        prefill_negative_zero(p, at, there, o, row);
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+        if (there[row]) {
+            prefill_write_halves<N / 2, true>(finish_target_of(&p, at[8 * row].token, at[8 * row].head), y[row]);
+        }
+    }
+    if (__any_sync(FULL_WARP, zeros)) {
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+            prefill_negative_zero(p, at[8 * row], inverse[row], there[row], o, row);
+        }
     }
 }
 
-/** O and LSE of the warp's rows, whose totals are in `rows` and o (NUM 5.7); `count` of them are there. */
+/** Sinks of both rows: to the heads, and to O. */
 template <int N>
-CUDA_DEVICE void prefill_finish(const attend_params &p, prefill_row *rows, uint32_t count, const float (&o)[N])
+CUDA_DEVICE void prefill_add_sinks(const attend_params &p, const prefill_row *at, nbl_state_head (&heads)[2],
+                                   float (&o)[N])
 {
-    const uint32_t lane = ptx_thread() % 32u;
-    if (lane < min(count, 16u)) { /* the rows after those are another warp's */
-        prefill_finish_head(p, rows[lane]);
-    }
-    __syncwarp();
+    float factor[2] = {1.0f, 1.0f};
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-        const uint32_t i = lane / PREFILL_LANES + 8u * row;
-        if (p.whole_rows) {
-            prefill_finish_whole(p, rows[i], i < count, o, row);
-        } else {
-            prefill_finish_any(p, rows[i], i < count, o, row);
-        }
+        nbl_state_add_sink(&heads[row], &factor[row], 1, p.sinks[at[8 * row].head]);
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        o[i] *= factor[i / 2 % 2];
+    }
+}
+
+/** O and LSE of the warp's rows, whose totals are in `merged` and o (NUM 5.7); `count` of `rows` are there. */
+template <int N>
+CUDA_DEVICE void prefill_finish(const attend_params &p, const prefill_row *rows, uint32_t count,
+                                const prefill_heads_merged &merged, float (&o)[N])
+{
+    const uint32_t lane = ptx_thread() % 32u, g = lane / PREFILL_LANES;
+    const prefill_row *const at = rows + g;
+    const bool there[2] = {g < count, g + 8u < count};
+    nbl_state_head heads[2];
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+        heads[row] = {(float)merged.base[row], merged.sum[row], at[8 * row].offset, 0.0f};
+    }
+    if (p.sinks != NULL) {
+        prefill_add_sinks(p, at, heads, o);
+    }
+    const bool high = lane % 2u != 0; /* what a row needs once is computed once: by lanes for one row, and the other */
+    const nbl_state_head head = high ? heads[1] : heads[0];
+    float own = 1.0f;
+    nbl_state_output(&head, &own, 1, 0);
+    own = (high ? merged.sum[1] : merged.sum[0]) == 0.0f ? 0.0f : own; /* O of an empty state is 0, with a sink too */
+    if (p.lse.data != NULL && lane % PREFILL_LANES < 2u && (high ? there[1] : there[0])) {
+        const finish_target to = finish_target_of(&p, at[high ? 8 : 0].token, at[high ? 8 : 0].head);
+        *to.lse = nbl_state_lse(&head, to.lse_base2);
+    }
+    __syncwarp();
+    const float inverse[2] = {__shfl_sync(FULL_WARP, own, (int)(lane & ~1u)),
+                              __shfl_sync(FULL_WARP, own, (int)(lane | 1u))};
+    if (p.whole_rows) {
+        prefill_finish_whole(p, at, inverse, there, o);
+        return;
+    }
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+        prefill_finish_any(p, at[8 * row], inverse[row], there[row], o, row);
     }
 }
 
