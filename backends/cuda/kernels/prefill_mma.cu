@@ -128,7 +128,7 @@ CUDA_DEVICE void end_chunk(const attend_params &p, const prefill_item &it, bool 
         prefill_store_states(p, it, r, rows, first_row, o);
         return;
     }
-    const prefill_heads_merged merged = prefill_merge_chunk(r, rows, total, o);
+    const prefill_heads_merged merged = prefill_merge_chunk<false>(r, rows, total, o);
     if (item_ends) {
         prefill_finish(p, rows, it.rows > first_row ? it.rows - first_row : 0u, merged, o);
     } else {

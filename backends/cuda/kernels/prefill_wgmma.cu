@@ -238,7 +238,7 @@ CUDA_DEVICE void end_chunk(memory<KD, VD> &m, const walk<KD, VD> &w, prefill_row
 {
     prefill_row *rows = rows_of_warp(m, (w.items - 1u) % 2u);
     const prefill_total total = total_of_thread(m);
-    const prefill_heads_merged merged = prefill_merge_chunk(r, rows, total, o);
+    const prefill_heads_merged merged = prefill_merge_chunk<true>(r, rows, total, o);
     prefill_keep_total(merged, rows, total, o);
     prefill_rows_clear(r, o);
 }
@@ -256,7 +256,7 @@ CUDA_DEVICE void end_item(const attend_params &p, memory<KD, VD> &m, const walk<
         prefill_store_states(p, it, r, rows, first_row, o);
         return;
     }
-    const prefill_heads_merged merged = prefill_merge_chunk(r, rows, total_of_thread(m), o);
+    const prefill_heads_merged merged = prefill_merge_chunk<true>(r, rows, total_of_thread(m), o);
     prefill_finish(p, rows, it.rows > first_row ? it.rows - first_row : 0u, merged, o);
 }
 

@@ -864,18 +864,19 @@ struct prefill_heads_merged {
 };
 
 /** Merges the chunk into the rows' totals: O in o, the heads are returned (NUM 5.6). O of an empty state is -0 here,
- *  which is neutral. */
-template <int N>
+ *  which is neutral. EARLY: the total is on its way while the heads are merged, in N registers more; before the first
+ *  chunk it holds nothing, and is of no use. */
+template <bool EARLY, int N>
 CUDA_DEVICE prefill_heads_merged prefill_merge_chunk(const prefill_rows &r, const prefill_row *rows,
                                                      const prefill_total &total, float (&o)[N])
 {
     const prefill_row *const at = rows + ptx_thread() % 32u / PREFILL_LANES;
     const int32_t left[2] = {at[0].base, at[8].base};
     const float sum[2] = {at[0].sum, at[8].sum};
-    float4 before[N / 4]; /* of no use in the first chunk, but on its way while the heads are merged */
+    float4 early[N / 4];
 #pragma unroll
-    for (int k = 0; k < N / 4; ++k) {
-        before[k] = total.o[k * total.stride];
+    for (int k = 0; EARLY && k < N / 4; ++k) {
+        early[k] = total.o[k * total.stride];
     }
     prefill_heads_merged merged;
     nbl_merge_scale scale[2];
@@ -901,10 +902,11 @@ CUDA_DEVICE prefill_heads_merged prefill_merge_chunk(const prefill_rows &r, cons
     }
 #pragma unroll
     for (int k = 0; k < N / 4; ++k) {
-        o[4 * k] = nbl_merge_element(before[k].x, o[4 * k], scale[0]);
-        o[4 * k + 1] = nbl_merge_element(before[k].y, o[4 * k + 1], scale[0]);
-        o[4 * k + 2] = nbl_merge_element(before[k].z, o[4 * k + 2], scale[1]);
-        o[4 * k + 3] = nbl_merge_element(before[k].w, o[4 * k + 3], scale[1]);
+        const float4 before = EARLY ? early[k] : total.o[k * total.stride];
+        o[4 * k] = nbl_merge_element(before.x, o[4 * k], scale[0]);
+        o[4 * k + 1] = nbl_merge_element(before.y, o[4 * k + 1], scale[0]);
+        o[4 * k + 2] = nbl_merge_element(before.z, o[4 * k + 2], scale[1]);
+        o[4 * k + 3] = nbl_merge_element(before.w, o[4 * k + 3], scale[1]);
     }
     return merged;
 }
