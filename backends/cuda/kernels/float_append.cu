@@ -3,20 +3,15 @@
  * @file float_append.cu
  * @brief append into pools of the float core: any formats (NUM 3, 4, 6.1, 6.7).
  *
- * A block takes up to 32 tokens of one head, K or V; a team of Dp/16 threads holds a vector in registers from the
- * load to the store, so an input byte is read once and a code byte written once.
+ * A block takes 16 tokens of one head, K or V (more threads fit a multiprocessor than in blocks of 32); a team of Dp/16
+ * threads holds a vector in registers from the load to the store, so an input byte is read once and a code byte written
+ * once.
  */
 #include "../ops.h"
 #include "../tile/store16.cuh"
 
-#define VECTORS_MAX 32u
-#define WIDE_TEAM 16u /* teams larger than this come 16 to a block */
+#define VECTORS 16u
 #define THREADS_MAX 576u
-
-static __host__ __device__ uint32_t vectors_per_block(uint32_t team)
-{
-    return team > WIDE_TEAM ? VECTORS_MAX / 2u : VECTORS_MAX;
-}
 
 /* What a thread works on. */
 struct place {
@@ -30,14 +25,13 @@ static __device__ place find_place(const append_params &p, uint32_t kind, uint32
     place at;
     uint32_t dim = kind == NBL_KIND_K ? p.k_dim : p.v_dim;
     uint32_t team = nbl_layout_dim_padded(dim) / BLOCK16;
-    uint32_t vectors = vectors_per_block(team);
     uint32_t vector = threadIdx.x / team;
     at.target.team = team;
     at.target.b = threadIdx.x % team;
     at.target.part.format = NBL_INT8;
-    at.index = blockIdx.x * vectors + vector;
-    at.vector = min(vector, vectors - 1u);
-    bool has_token = vector < vectors && at.index < p.tokens;
+    at.index = blockIdx.x * VECTORS + vector;
+    at.vector = min(vector, VECTORS - 1u);
+    bool has_token = vector < VECTORS && at.index < p.tokens;
     int64_t slot = has_token ? p.slots[at.index] : -1;
     int64_t page = slot >= 0 ? page_of_slot(slot, p.pages.page_tokens) : -1;
     const cuda_region *region = cuda_region_find(&p.pages, page);
@@ -94,7 +88,7 @@ static __device__ void load(const append_params &p, const place &at, uint32_t ki
 
 static __global__ void __launch_bounds__(THREADS_MAX) append_kernel(const __grid_constant__ append_params p)
 {
-    __shared__ uint32_t slots[VECTORS_MAX];
+    __shared__ uint32_t slots[VECTORS];
     __shared__ block_stats total;
     uint32_t kind = blockIdx.z;
     uint32_t head = blockIdx.y;
@@ -121,13 +115,8 @@ static __global__ void __launch_bounds__(THREADS_MAX) append_kernel(const __grid
 
 extern "C" cudaError_t nbl_cuda_float_append(const append_params *p, cudaStream_t stream)
 {
-    uint32_t k_team = nbl_layout_dim_padded(p->k_dim) / BLOCK16;
-    uint32_t v_team = nbl_layout_dim_padded(p->v_dim) / BLOCK16;
-    uint32_t k_vectors = vectors_per_block(k_team);
-    uint32_t v_vectors = vectors_per_block(v_team);
-    uint32_t threads = max(k_team * k_vectors, v_team * v_vectors);
-    uint32_t vectors = min(k_vectors, v_vectors);
-    dim3 grid((p->tokens + vectors - 1u) / vectors, p->kv_heads, 2);
+    uint32_t threads = VECTORS * nbl_layout_dim_padded(max(p->k_dim, p->v_dim)) / BLOCK16;
+    dim3 grid((p->tokens + VECTORS - 1u) / VECTORS, p->kv_heads, 2);
     append_kernel<<<grid, threads, 0, stream>>>(*p);
     return cudaGetLastError();
 }
