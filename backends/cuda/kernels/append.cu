@@ -196,7 +196,7 @@ static __device__ void transform(const append_work &w, const append_usual &u, co
     if (own.shifts != NULL) {
         halves32_scale_from(x, h, own.shifts, w.dim, w.team.b);
     }
-    halves32_hadamard<STEPS_ANY>(x, h, w.hadamard);
+    halves32_hadamard(x, h, w.hadamard);
     if (w.has_tables) {
         halves32_center(x, h, tables_of(), w.team.b);
     } else if (own.codes != NULL) {

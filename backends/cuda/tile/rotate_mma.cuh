@@ -208,16 +208,22 @@ CUDA_DEVICE uint32_t least_nonzero(const uint8_t *input)
 }
 
 /** What the largest result of the lane's vector has to be below for the sums to be exact, as bits of a binary32 number;
- *  least: what rotate gave. All lanes call it. */
+ *  least: of the lane's magnitudes that are not zero, as bits of bf16, or less. All lanes call it. */
+CUDA_DEVICE uint32_t rotate_limit_of(uint32_t least)
+{
+    least = team32_max4(~least);                         /* of the magnitudes the least */
+    uint32_t exponent = min(max(~least >> 7, 1u), 230u); /* that of X is less */
+    return ((exponent + ROTATE_BITS - 7u) << 23) - ROTATE_SLACK;
+}
+
+/** The same; least: what rotate gave. */
 CUDA_DEVICE uint32_t rotate_limit(const uint8_t *input, uint32_t least)
 {
     least = min(least & 0xffffu, least >> 16);
     if (__any_sync(FULL_WARP, least == 0)) {
         least = least_nonzero(input);
     }
-    least = team32_max4(~least);                         /* of the magnitudes the least */
-    uint32_t exponent = min(max(~least >> 7, 1u), 230u); /* that of X is less */
-    return ((exponent + ROTATE_BITS - 7u) << 23) - ROTATE_SLACK;
+    return rotate_limit_of(least);
 }
 
 /* NUM 3.1 on a lane's elements; adds what it counts. Hardly ever does it find anything. */

@@ -577,34 +577,24 @@ CUDA_DEVICE void halves32_exchange(float (&x)[VECTOR32], const halves32 &h, uint
     }
 }
 
-#define STEPS_ANY 9u
-
-/** Butterflies of NUM 4.1 on elements taken with h.swaps. STEPS: h.steps of a block of 32 or more, known when this is
- *  compiled, or STEPS_ANY. All lanes of the warp call it. */
-template <uint32_t STEPS> CUDA_DEVICE void halves32_hadamard(float (&x)[VECTOR32], const halves32 &h, uint32_t n)
+/** Butterflies of NUM 4.1 on elements taken with h.swaps. All lanes of the warp call it. */
+CUDA_DEVICE void halves32_hadamard(float (&x)[VECTOR32], const halves32 &h, uint32_t n)
 {
-    if (STEPS == STEPS_ANY && n == 0) {
+    if (n == 0) {
         return;
     }
     vector32_butterflies<1>(x);
     vector32_butterflies<2>(x);
     vector32_butterflies<4>(x);
-    if (STEPS != STEPS_ANY || n >= 16u) {
+    if (n >= 16u) {
         vector32_butterflies<8>(x);
     }
-    if (STEPS != STEPS_ANY || n >= 32u) {
+    if (n >= 32u) {
         halves32_cross(x, h);
     }
-    if (STEPS == STEPS_ANY) {
 #pragma unroll 1
-        for (uint32_t s = 0; s < h.steps; ++s) {
-            halves32_exchange(x, h, s);
-        }
-    } else {
-#pragma unroll
-        for (uint32_t s = 0; s + 1u <= STEPS; ++s) {
-            halves32_exchange(x, h, s);
-        }
+    for (uint32_t s = 0; s < h.steps; ++s) {
+        halves32_exchange(x, h, s);
     }
 }
 
