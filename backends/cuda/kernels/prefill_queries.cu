@@ -21,7 +21,6 @@
 #define THREADS 128u
 #define WARPS (THREADS / WARP_LANES)
 #define BLOCKS_PER_PROCESSOR (4u - BLOCKS_FEWER)
-#define USUAL_BLOCKS_PER_PROCESSOR (6u - BLOCKS_FEWER)
 #define WAVES 4u
 #define ROUNDS 4u /* runs of rows that a block has at least, where there are as many */
 #define HALF_CHUNKS (VECTOR32 / 8u)
@@ -286,9 +285,9 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_PROCESSOR)
 
 /* ------------------------------------------------------------------------------------------------ usual rows */
 
-/* The lane's words of a row; all lanes of the warp call it. */
-CUDA_DEVICE void store_usual(const attend_params &p, const query_tables &t, const unit &u, const row_place &row,
-                             bool there, const uint32_t (&words)[2u * QUERY_BLOCKS], int32_t exponent)
+/* The lane's words of row `index` of the call; all lanes of the warp call it. */
+CUDA_DEVICE void store_usual(const attend_params &p, const query_tables &t, const unit &u, uint32_t index, bool there,
+                             const uint32_t (&words)[2u * QUERY_BLOCKS], int32_t exponent)
 {
     const uint32_t b = threadIdx.x % QUERY_LANES;
     int32_t dot = 0;
@@ -305,8 +304,7 @@ CUDA_DEVICE void store_usual(const attend_params &p, const query_tables &t, cons
     if (!there) {
         return;
     }
-    const uint64_t index = index_of(p, u, row);
-    uint2 *to = (uint2 *)(void *)(p.codes + index * QUERY_DIM) + b;
+    uint2 *to = (uint2 *)(void *)(p.codes + (uint64_t)index * QUERY_DIM) + b;
 #pragma unroll
     for (uint32_t k = 0; k < QUERY_BLOCKS; ++k) {
         to[QUERY_LANES * k] = make_uint2(words[2u * k], words[2u * k + 1u]);
@@ -316,27 +314,34 @@ CUDA_DEVICE void store_usual(const attend_params &p, const query_tables &t, cons
     }
 }
 
-/* Rows by the rule, by all lanes of the warp; `others` has a bit for the first lane of each. row: the lane's. */
+/* Rows by the rule, by all lanes of the warp; `others` has a bit for the first lane of each. data, index: of the lane's
+ * row. */
 template <bool Q4, uint32_t N>
-CUDA_DEVICE void store_by_rule(const attend_params &p, const query_tables &t, const unit &u, const row_place &row,
-                               uint32_t others)
+CUDA_DEVICE void store_by_rule(const attend_params &p, const query_tables &t, const unit &u, const uint8_t *data,
+                               uint32_t index, uint32_t others)
 {
 #pragma unroll 1
     for (; others != 0; others &= others - 1u) {
         const int from = __ffs((int)others) - 1;
-        const row_place at = {__shfl_sync(FULL_WARP, row.token, from), __shfl_sync(FULL_WARP, row.in_group, from)};
-        const uint64_t index = index_of(p, u, at);
+        const uint8_t *row = (const uint8_t *)__shfl_sync(FULL_WARP, (uint64_t)data, from);
+        const uint32_t at = __shfl_sync(FULL_WARP, index, from);
         query_row q;
-        const uint32_t word = query_by_rule<Q4, N>(data_of(p, u, at), t, q);
-        ((uint32_t *)(void *)(p.codes + index * QUERY_DIM))[threadIdx.x % WARP_LANES] = word;
+        const uint32_t word = query_by_rule<Q4, N>(row, t, q);
+        ((uint32_t *)(void *)(p.codes + (uint64_t)at * QUERY_DIM))[threadIdx.x % WARP_LANES] = word;
         if (threadIdx.x % WARP_LANES == 0) {
-            store_query(p, u, index, q.exponent, q.dot);
+            store_query(p, u, at, q.exponent, q.dot);
         }
     }
 }
 
+/* Blocks of a multiprocessor: as many as leave the registers that the loop needs. */
+static constexpr uint32_t usual_fit(bool q4)
+{
+    return (q4 ? 6u : 7u) - BLOCKS_FEWER;
+}
+
 template <bool Q4, uint32_t N>
-__global__ void __launch_bounds__(THREADS, USUAL_BLOCKS_PER_PROCESSOR)
+__global__ void __launch_bounds__(THREADS, usual_fit(Q4))
     prefill_usual_queries_kernel(const __grid_constant__ attend_params p)
 {
     __shared__ query_tables t;
@@ -347,30 +352,32 @@ __global__ void __launch_bounds__(THREADS, USUAL_BLOCKS_PER_PROCESSOR)
     query_tables_fill(t, centering);
     __syncthreads();
     const uint32_t matrix = query_matrix(), stride = gridDim.x * WARPS * QUERY_ROWS;
-    const row_place step = row_of(p, stride);
+    const uint32_t tokens = stride / p.group_rows; /* a multiple, see blocks_of: the lane's head stays the same */
     uint32_t own = blockIdx.x * WARPS * QUERY_ROWS + threadIdx.x / QUERY_LANES; /* the lane's row */
-    row_place next = row_of(p, own);
-    uint32_t w[QUERY_WORDS] = {};
+    const row_place first = row_of(p, own);
+    uint32_t index = (uint32_t)index_of(p, u, first), w[QUERY_WORDS] = {};
+    const uint8_t *data = data_of(p, u, first);
     if (own < u.rows) {
-        query_fetch(data_of(p, u, next), w);
+        query_fetch(data, w);
     }
     for (; __any_sync(FULL_WARP, own < u.rows); own += stride) {
-        const row_place row = next;
         float x[VECTOR32], most;
         uint32_t words[2u * QUERY_BLOCKS];
-        next = row_after(p, row, step);
         if (p.centers.shifts != NULL) {
             query_shift(t, w);
         }
         query_rotate<N>(w, matrix, x);
         const float below = nbl_float_of(query_exact_below(w));
+        const uint8_t *next = data + tokens * p.q.stride[0];
         if (own + stride < u.rows) {
-            query_fetch(data_of(p, u, next), w);
+            query_fetch(next, w);
         }
         const int32_t exponent = query_quantize<Q4>(x, &most, words);
         const bool there = own < u.rows, passes = most < below;
-        store_usual(p, t, u, row, there && passes, words, exponent);
-        store_by_rule<Q4, N>(p, t, u, row, __ballot_sync(FULL_WARP, there && !passes) & 0x11111111u);
+        store_usual(p, t, u, index, there && passes, words, exponent);
+        store_by_rule<Q4, N>(p, t, u, data, index, __ballot_sync(FULL_WARP, there && !passes) & 0x11111111u);
+        data = next;
+        index += tokens * p.q_heads;
     }
 }
 
@@ -385,6 +392,16 @@ static uint32_t blocks_of(const attend_params *p, uint32_t rows, uint32_t fit)
     return blocks < most ? blocks : most;
 }
 
+/* The same, such that what all of them do in a step are whole tokens. */
+static uint32_t usual_blocks_of(const attend_params *p, bool q4)
+{
+    uint32_t multiple = p->group_rows;
+    for (uint32_t rows = WARPS * QUERY_ROWS; rows % 2u == 0 && multiple % 2u == 0; rows /= 2u) {
+        multiple /= 2u;
+    }
+    return (blocks_of(p, QUERY_ROWS, usual_fit(q4)) + multiple - 1u) / multiple * multiple;
+}
+
 template <bool Q4> cudaError_t launch(const attend_params *p, cudaStream_t stream)
 {
     const dim3 grid(blocks_of(p, team32_per_warp(p->k_dim), BLOCKS_PER_PROCESSOR), p->units);
@@ -393,7 +410,7 @@ template <bool Q4> cudaError_t launch(const attend_params *p, cudaStream_t strea
 
 template <bool Q4, uint32_t N> cudaError_t launch_usual(const attend_params *p, cudaStream_t stream)
 {
-    const dim3 grid(blocks_of(p, QUERY_ROWS, USUAL_BLOCKS_PER_PROCESSOR), p->units);
+    const dim3 grid(usual_blocks_of(p, Q4), p->units);
     return launch_after(prefill_usual_queries_kernel<Q4, N>, grid, THREADS, 0, stream, p);
 }
 
