@@ -9,8 +9,8 @@
  * large that it shows after the transforms; only then the row is read again and corrected.
  *
  * Rows of 128 bf16 elements with the rotation that usually goes with the format have a kernel of their own, whose warps
- * take eight rows at a time by tensor cores (tile/query_mma.cuh); in that for all others a lane has 32 elements of a row
- * (tile/vector32.cuh). Both load their next rows while they work on those at hand.
+ * take eight rows at a time by tensor cores (tile/query_mma.cuh); in that for all others a lane has 32 elements of a
+ * row (tile/vector32.cuh). Both load their next rows while they work on those at hand.
  */
 #include "../tile/launch.cuh"
 #include "../tile/quantize32.cuh"

@@ -3,8 +3,8 @@
  * @file query_codes.cuh
  * @brief q8 and q4 codes (NUM 3.2, 3.4) of query rows, four at a time, where exponents are known.
  *
- * The codes of q4 are worked out by multiplications and additions as far as can be: comparisons, minima and permutations
- * share a pipe of half the rate.
+ * The codes of q4 are worked out by multiplications and additions as far as can be: comparisons, minima, logic and
+ * permutations share a pipe of half the rate.
  */
 #ifndef CUDA_QUERY_CODES_H
 #define CUDA_QUERY_CODES_H
@@ -48,8 +48,8 @@ CUDA_DEVICE query_block4 query_block4_of(int32_t exponent, uint32_t above)
     return b;
 }
 
-/* x rounded to E2M1 values of the unit, but 8 and more where that is nearest, then as a part of what lies between -6 and
- * 6 units. Adding 1.5 * 2^22 steps rounds to half a step; the step is the power of two below |x|, or 1. */
+/* x rounded to E2M1 values of the unit, but 8 and more where that is nearest, then as a part of what lies between -6
+ * and 6 units. Adding 1.5 * 2^22 steps rounds to half a step; the step is the power of two below |x|, or 1. */
 CUDA_DEVICE float query_share4(float x, const query_block4 &b)
 {
     const float step = nbl_float_of(nbl_bits_of(fmaxf(fabsf(x), b.unit)) & 0x7f800000u);

@@ -5,11 +5,11 @@
  * rotation on tensor cores (docs/adr/0053).
  *
  * Lane 4v + b has of row v the elements 32p + 8b + i, as they lie in memory, and the same ones of the result. Its 16
- * bytes of block p are an operand of a product with a matrix of +-1: rows of the product are v and bit 1 of the element,
- * sums go over its bits 0, 2, 3 and 4, columns are bits 0, 3 and 4 of the result, and bit 2 has a product each. With
- * that the matrix of all of them is one word of the lane or its negative. Bit 1 is an addition; of the two levels that a
- * rotation of 128 has more one is summed up by two products and one is additions. So rows go straight from memory to
- * codes, with no exchange between lanes.
+ * bytes of block p are an operand of a product with a matrix of +-1: rows of the product are v and bit 1 of the
+ * element, sums go over its bits 0, 2, 3 and 4, columns are bits 0, 3 and 4 of the result, and bit 2 has a product
+ * each. With that the matrix of all of them is one word of the lane or its negative. Bit 1 is an addition; of the two
+ * levels that a rotation of 128 has more one is summed up by two products, and one is additions. So rows go straight
+ * from memory to codes, with no exchange between lanes.
  *
  * As in rotate_mma.cuh no sum is rounded if the largest result is below 2^24 of the least element's unit, and a row for
  * which it is not is done by the rule, by the whole warp.
@@ -61,25 +61,6 @@ struct query_row {
 };
 
 /* ------------------------------------------------------------------------------------------------ by the rule */
-
-/* Rotates a row of which each lane has four elements (NUM 4.1). */
-template <uint32_t N> CUDA_DEVICE void query_rotate_row(float (&x)[4])
-{
-    const uint32_t lane = threadIdx.x % WARP_LANES;
-    const float sum[4] = {x[0] + x[1], x[0] - x[1], x[2] + x[3], x[2] - x[3]};
-    x[0] = sum[0] + sum[2];
-    x[1] = sum[1] + sum[3];
-    x[2] = sum[0] - sum[2];
-    x[3] = sum[1] - sum[3];
-#pragma unroll 1
-    for (uint32_t distance = 1; 4u * distance < N; distance *= 2u) {
-        const float sign = (lane & distance) != 0 ? -1.0f : 1.0f;
-#pragma unroll
-        for (uint32_t i = 0; i < 4u; ++i) {
-            x[i] = nbl_fma(x[i], sign, __shfl_xor_sync(FULL_WARP, x[i], (int)distance));
-        }
-    }
-}
 
 /* Largest magnitude of four elements. */
 CUDA_DEVICE float query_largest_of(const float (&x)[4])
@@ -133,7 +114,7 @@ CUDA_DEVICE uint32_t query_by_rule(const uint8_t *from, const query_tables &t, q
     for (uint32_t i = 0; i < 4u; ++i) {
         x[i] *= f[i];
     }
-    query_rotate_row<N>(x);
+    rotate_row<N>(x);
     const uint32_t word = Q4 ? query_row4(x, out) : query_row8(x, out);
     out.dot = __reduce_add_sync(FULL_WARP, ptx_dp4a_ss((int32_t)word, (int32_t)t.center[lane], 0));
     return word;

@@ -243,6 +243,25 @@ CUDA_DEVICE void rotate_sanitize(float (&x)[4], block16_counts *counts)
     counts->saturated += (uint32_t)stats.saturated;
 }
 
+/** Rotates a row of which each lane of the warp has four elements, as the rule does (NUM 4.1). */
+template <uint32_t N> CUDA_DEVICE void rotate_row(float (&x)[4])
+{
+    uint32_t lane = threadIdx.x % WARP_LANES;
+    float sum[4] = {x[0] + x[1], x[0] - x[1], x[2] + x[3], x[2] - x[3]};
+    x[0] = sum[0] + sum[2];
+    x[1] = sum[1] + sum[3];
+    x[2] = sum[0] - sum[2];
+    x[3] = sum[1] - sum[3];
+#pragma unroll
+    for (uint32_t distance = 1; 4u * distance < N; distance *= 2u) {
+        float sign = (lane & distance) != 0 ? -1.0f : 1.0f;
+#pragma unroll
+        for (uint32_t i = 0; i < 4u; ++i) {
+            x[i] = nbl_fma(x[i], sign, __shfl_xor_sync(FULL_WARP, x[i], (int)distance));
+        }
+    }
+}
+
 /** Row t as the rule has it, for any input (NUM 3.1), by all lanes of the warp, into the stage; adds what is counted
  *  of the lane's elements. */
 template <uint32_t N, bool IS_K>
@@ -266,19 +285,7 @@ CUDA_DEVICE void rotate_by_rule(const uint8_t *input, uint32_t t, const rotate_t
             x[2u * i + 1u] *= pair[1];
         }
     }
-    float sum[4] = {x[0] + x[1], x[0] - x[1], x[2] + x[3], x[2] - x[3]};
-    x[0] = sum[0] + sum[2];
-    x[1] = sum[1] + sum[3];
-    x[2] = sum[0] - sum[2];
-    x[3] = sum[1] - sum[3];
-#pragma unroll
-    for (uint32_t distance = 1; 4u * distance < N; distance *= 2u) {
-        float sign = (lane & distance) != 0 ? -1.0f : 1.0f;
-#pragma unroll
-        for (uint32_t i = 0; i < 4u; ++i) {
-            x[i] = nbl_fma(x[i], sign, __shfl_xor_sync(FULL_WARP, x[i], (int)distance));
-        }
-    }
+    rotate_row<N>(x);
     float4 c = IS_K ? ((const float4 *)(const void *)tables->center)[lane] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     *(float4 *)(void *)(stage + stage_place(t, lane)) = make_float4(x[0] - c.x, x[1] - c.y, x[2] - c.z, x[3] - c.w);
 }
