@@ -17,8 +17,8 @@ from common import Case, main
 
 HOT = ("append_kernel", "append_coded_kernel", "append_recipe_kernel", "blackwell_kernel", "center_kernel",
        "decode_kernel", "decode_fold_kernel", "fold_kernel", "gather_kernel", "prefill_expand_kernel",
-       "prefill_mma_kernel", "prefill_queries_kernel", "prefill_wgmma_kernel", "prepare_kernel",
-       "prepare_warps_kernel", "short_kernel", "team_kernel", "transcode_kernel")
+       "prefill_mma_kernel", "prefill_queries_kernel", "prefill_usual_queries_kernel", "prefill_wgmma_kernel",
+       "prepare_kernel", "prepare_warps_kernel", "short_kernel", "team_kernel", "transcode_kernel")
 # instance of a kernel, instances with these first arguments, or a kernel: (bytes of spill stores and loads together
 # that are let pass, why)
 EXCEPTIONS = {
