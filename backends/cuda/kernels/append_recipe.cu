@@ -24,9 +24,9 @@ struct append_recipe {
     rotate_tables *tables; /* of K; V: NULL */
     uint8_t *stage;        /* of the warp, and so the slots */
     uint8_t *slots;
-    uint32_t matrix;     /* see rotate_matrix_of */
-    const uint8_t *next; /* the lane's first chunk of the next pass to fetch */
-    uint32_t token;      /* of the block: that of the chunk */
+    rotate_lane lane;
+    const uint8_t *from; /* the lane's chunk of the block's first or second token */
+    uint32_t to;         /* where the chunk of a pass goes in slot 0, a shared address */
     uint32_t slot;       /* next one to fetch into, in bytes */
 };
 
@@ -38,35 +38,26 @@ static __device__ append_recipe recipe_of(const append_work &w)
     r.slots = (uint8_t *)dynamic_memory() + warp * RECIPE_SLOTS * RECIPE_SLOT_BYTES;
     r.stage = stages + warp * RECIPE_STAGE_BYTES;
     r.tables = w.kind == NBL_KIND_K ? (rotate_tables *)(void *)(stages + WARPS * RECIPE_STAGE_BYTES) : NULL;
-    r.matrix = rotate_matrix_of();
+    r.lane = rotate_lane_of(r.slots);
+    r.to = ptx_settle(ptx_shared_address(r.slots) +
+                      rotate_input_byte(threadIdx.x % WARP_LANES / 16u, threadIdx.x % 16u));
     r.slot = 0;
-    r.token = 0;
-    r.next = row_of(w, 0) + threadIdx.x % 16u * 16u;
+    r.from = row_of(w, threadIdx.x % WARP_LANES / 16u) + threadIdx.x % 16u * 16u;
     return r;
 }
 
-/* Fetches from token `first` of the block on, which is the warp's. */
-static __device__ void recipe_fetch_from(const append_work &w, uint32_t first, append_recipe *r)
+/* Begins to load the vectors of a pass, tokens of the block from `token` on, zeros from `end` on. */
+static __device__ void recipe_fetch(const append_work &w, uint32_t token, uint32_t end, append_recipe *r)
 {
-    uint32_t token = first + threadIdx.x % WARP_LANES / 16u;
-    r->next += (int64_t)(int32_t)(token - r->token) * w.in.stride[0];
-    r->token = token;
-}
-
-/* Begins to load the vectors of a pass, zeros past the last token. */
-static __device__ void recipe_fetch(const append_work &w, append_recipe *r)
-{
-    uint32_t lane = threadIdx.x % WARP_LANES;
-    uint32_t to = ptx_shared_address(r->slots) + r->slot + rotate_input_byte(lane / 16u, lane % 16u);
-    const uint8_t *from = r->next;
+    uint32_t to = r->to + r->slot;
+    int32_t left = (int32_t)(end - token - threadIdx.x % WARP_LANES / 16u);
+    const uint8_t *from = r->from + (int64_t)token * w.in.stride[0];
 #pragma unroll
     for (uint32_t i = 0; i < ROTATE_TOKENS; i += 2u) { /* rows i and i + 1: see rotate_input_byte */
-        ptx_cp_async_16_zfill((to ^ 16u * i) + i * ROTATE_INPUT_BYTES, from, r->token + i < w.count ? 16u : 0u);
+        ptx_cp_async_16_zfill((to ^ 16u * i) + i * ROTATE_INPUT_BYTES, from, left > (int32_t)i ? 16u : 0u);
         from += 2 * w.in.stride[0];
     }
     ptx_cp_async_commit();
-    r->next += (int64_t)RECIPE_STEP * w.in.stride[0];
-    r->token += RECIPE_STEP;
     r->slot ^= RECIPE_SLOT_BYTES;
 }
 
@@ -81,32 +72,45 @@ static __device__ uint32_t recipe_others(const append_work &w, const append_reci
     return __ballot_sync(FULL_WARP, active && w.team.b == 0 && !(most < limit));
 }
 
-/* Puts these vectors into the stage by the rule. */
-template <uint32_t KIND, uint32_t N>
-static __device__ void recipe_by_rule(const append_params &p, const append_work &w, append_shared *s,
-                                      const append_recipe &r, uint32_t others)
+/* Puts these vectors of the input into the stage by the rule; total: where inputs are counted, or NULL. Rare, and so a
+ * function of its own. */
+template <uint32_t N, bool IS_K>
+static __device__ __noinline__ void recipe_by_rule(const uint8_t *input, const rotate_tables *tables, uint8_t *stage,
+                                                   uint32_t others, block_stats *total)
 {
     block16_counts counts = {0, 0, 0};
 #pragma unroll 1
     for (; others != 0; others &= others - 1u) {
-        uint32_t t = ((uint32_t)__ffs((int)others) - 1u) / w.team.size;
-        rotate_by_rule<N, KIND == NBL_KIND_K>(r.slots + r.slot, t, r.tables, r.stage, &counts);
+        uint32_t t = ((uint32_t)__ffs((int)others) - 1u) / (ROTATE_DIM / VECTOR32);
+        rotate_by_rule<N, IS_K>(input, t, tables, stage, N == VECTOR32 ? MXFP4_MAX : INFINITY, &counts);
     }
     __syncwarp();
-    if (p.stats != NULL) {
-        block_stats_add_inputs(&s->total, counts, true);
+    if (total != NULL) {
+        block_stats_add_inputs(total, counts, true);
     }
 }
 
 /* What the vector of a lane is. */
 struct recipe_vector {
-    token_place at;
     uint32_t token; /* of the block */
-    bool active;    /* there is one, with a place */
+    bool active;    /* there is one, with a place for the format */
     uint32_t least; /* of its inputs; see rotate */
+    uint32_t next;  /* token of the block that the pass to fetch begins with */
+    uint32_t end;   /* and that those to fetch end before */
 };
 
-/* Quantizes and stores int4p, and int8 among it, from blocks of 32. */
+/* Counts vectors (NUM 3.3); a function of its own, as few callers want that. */
+static __device__ __noinline__ void recipe_count(block_stats *total, uint32_t nonzero, uint32_t saturated,
+                                                 uint32_t vector, bool active)
+{
+    bool counts_vector = active && threadIdx.x % (ROTATE_DIM / VECTOR32) == 0;
+    nonzero = team32_max4(nonzero);
+    add_block(&total->vectors, counts_vector);
+    add_block(&total->saturated, active ? saturated : 0u);
+    add_block(&total->flushed, counts_vector && vector != 0 && nonzero == 0);
+}
+
+/* Quantizes and stores int4p, from blocks of 32. */
 template <uint32_t KIND, uint32_t N>
 static __device__ void recipe_int4p(const append_params &p, const append_work &w, append_shared *s, append_recipe *r,
                                     const recipe_vector &v, float (&x)[VECTOR32])
@@ -118,78 +122,94 @@ static __device__ void recipe_int4p(const append_params &p, const append_work &w
     range32 range = range32_of<true>(x, w.team);
     uint32_t others = recipe_others<KIND>(w, *r, v.least, range.vector, v.active);
     if (others != 0) {
-        recipe_by_rule<KIND, N>(p, w, s, *r, others);
+        recipe_by_rule<N, KIND == NBL_KIND_K>(r->slots + r->slot, r->tables, r->stage, others,
+                                              p.stats != NULL ? &s->total : NULL);
         unstage_rotated(r->stage, x);
         range = range32_of<true>(x, w.team);
     }
     __syncwarp();
-    recipe_fetch(w, r);
-    quantize32<FAMILY_INT4P, QUANTIZE_MANY>(x, range, w.team, v.at.format, w.rule, s->reciprocals, p.stats != NULL, &q);
-    store_block<FAMILY_INT4P>(w, s, w.team.b, v.at, r->stage, v.token, v.active, q);
+    recipe_fetch(w, v.next, v.end, r);
+    quantize32<FAMILY_INT4P, QUANTIZE_MANY>(x, range, w.team, NBL_INT4P, w.rule, s->reciprocals, p.stats != NULL, &q);
+    token_place at = s->places[v.token]; /* only now: registers */
+    at.format = NBL_INT4P;
+    store_block<FAMILY_INT4P>(w, s, w.team.b, at, r->stage, v.token, v.active, q);
     if (p.stats != NULL) {
-        block_stats_add(&s->total, q, range, w.team, v.at.format, v.active);
+        recipe_count(&s->total, codes32_nonzero(q, NBL_INT4P), q.saturated, range.vector, v.active);
     }
 }
 
-/* Quantizes and stores int8 and mxfp4 from the elements as they are. */
-template <uint32_t FAMILY, uint32_t KIND, uint32_t N>
+/* Stores codes as rotated_codes.cuh makes them. */
+template <uint32_t FORMAT, uint32_t KIND>
+static __device__ void recipe_store(const append_work &w, const append_shared *s, uint8_t *stage,
+                                    const recipe_vector &v, const codes32 &q)
+{
+    token_place at = s->places[v.token];
+    if (v.active && (FORMAT != NBL_INT8 || w.team.b == 0)) {
+        at.scales[w.team.b * at.plane_bytes] = nbl_e8m0_encode(q.exponent[0]);
+    }
+    if (KIND == NBL_KIND_V) {
+        uint8_t *row = stage + w.team.vector * stage_row_bytes(ROTATE_DIM);
+        rotated_write_v<FORMAT>(at, row, w.team.b, w.team.vector % QUAD, s->quad_is_whole[v.token / QUAD], v.active, q);
+    } else if (v.active) {
+        rotated_write_k<FORMAT>(at, w.team.b, q);
+    }
+}
+
+/* Quantizes and stores int8 or mxfp4 from the elements as they are. */
+template <uint32_t FORMAT, uint32_t KIND, uint32_t N>
 static __device__ void recipe_rotated(const append_params &p, const append_work &w, append_shared *s, append_recipe *r,
                                       const recipe_vector &v, float (&x)[VECTOR32])
 {
     codes32 q;
-    range32 vector = {{0.0f, 0.0f}, {1.0f, 1.0f}, 0};
     rotated_range range = rotated_range_of(x);
     uint32_t others = recipe_others<KIND>(w, *r, v.least, range.vector, v.active);
-    if (others != 0) {
-        recipe_by_rule<KIND, N>(p, w, s, *r, others);
-        if ((others >> (threadIdx.x % WARP_LANES - w.team.b) & 1u) != 0) {
-            unstage_as_rotated(r->stage, x);
-        }
-        limit_mxfp4<FAMILY>(v.at.format, x);
+    if (others != 0) { /* no element stays in a register meanwhile */
+        stage_rotated(r->stage, x);
+        __syncwarp();
+        recipe_by_rule<N, KIND == NBL_KIND_K>(r->slots + r->slot, r->tables, r->stage, others,
+                                              p.stats != NULL ? &s->total : NULL);
+        unstage_as_rotated(r->stage, x);
         range = rotated_range_of(x);
     }
     __syncwarp();
-    recipe_fetch(w, r);
-    vector.vector = range.vector;
-    if (FAMILY == FAMILY_MXFP4) {
+    recipe_fetch(w, v.next, v.end, r);
+    if (FORMAT == NBL_INT8) {
+        range32 vector = {{0.0f, 0.0f}, {1.0f, 1.0f}, range.vector};
+        quantize32_int8(x, vector, &q);
+    } else {
         rotated_mxfp4(x, range, w.team.b, w.rule, p.stats != NULL, &q);
         if (KIND == NBL_KIND_K) {
             rotated_k_words(w.team.b, &q);
         }
     }
-    if (FAMILY != FAMILY_MXFP4 || v.at.format == NBL_INT8) {
-        quantize32_int8(x, vector, &q);
-    }
-    if (v.active) {
-        write_scales<FAMILY>(v.at, w.team, w.team.b, q);
-    }
-    if (KIND == NBL_KIND_V) {
-        uint8_t *row = r->stage + w.team.vector * stage_row_bytes(w.dim);
-        rotated_write_v(v.at, row, w.team.b, w.team.vector % QUAD, s->quad_is_whole[v.token / QUAD], v.active, q);
-    } else if (v.active) {
-        rotated_write_k(v.at, w.team.b, q);
-    }
+    recipe_store<FORMAT, KIND>(w, s, r->stage, v, q);
     if (p.stats != NULL) {
-        block_stats_add(&s->total, q, vector, w.team, v.at.format, v.active);
+        recipe_count(&s->total, codes32_nonzero(q, FORMAT), q.saturated, range.vector, v.active);
     }
 }
 
-/* A pass of the warp, tokens from `first` on before `end`. */
-template <uint32_t FAMILY, uint32_t KIND, uint32_t N>
-static __device__ void recipe_pass(const append_params &p, const append_work &w, append_shared *s, append_recipe *r,
-                                   uint32_t first, uint32_t end)
+/* The warp's tokens of FORMAT from `first` of the block on before `end`, whose first two passes are on their way. */
+template <uint32_t FORMAT, uint32_t KIND, uint32_t N>
+static __device__ void recipe_tokens(const append_params &p, const append_work &w, append_shared *s, append_recipe *r,
+                                     uint32_t first, uint32_t end)
 {
-    float x[VECTOR32];
-    recipe_vector v;
-    v.token = min(first + w.team.vector, APPEND_TOKENS_MAX - 1u);
-    v.at = s->places[v.token];
-    v.active = first + w.team.vector < end && v.at.codes != NULL;
-    v.least = rotate<N, KIND == NBL_KIND_K>(r->slots + r->slot, r->matrix, r->tables, x);
-    if (FAMILY == FAMILY_INT4P && __any_sync(FULL_WARP, v.at.format != NBL_INT8)) {
-        recipe_int4p<KIND, N>(p, w, s, r, v, x);
-    } else {
-        v.at.format = FAMILY == FAMILY_MXFP4 ? v.at.format : (uint32_t)NBL_INT8;
-        recipe_rotated<FAMILY == FAMILY_INT4P ? (uint32_t)FAMILY_INT8 : FAMILY, KIND, N>(p, w, s, r, v, x);
+#pragma unroll 1
+    for (; first < end; first += RECIPE_STEP) {
+        float x[VECTOR32];
+        recipe_vector v;
+        ptx_cp_async_wait<RECIPE_SLOTS - 1>();
+        __syncwarp(); /* nor does anybody read the stage any more */
+        v.token = min(first + w.team.vector, APPEND_TOKENS_MAX - 1u);
+        v.active = (first + w.team.vector < end) & (s->places[v.token].codes != NULL) &
+                   (s->places[v.token].format == FORMAT);
+        v.next = first + RECIPE_SLOTS * RECIPE_STEP;
+        v.end = end;
+        v.least = rotate<N, KIND == NBL_KIND_K>(r->slot, r->lane, w.team, r->tables, x);
+        if (FORMAT == NBL_INT4P) {
+            recipe_int4p<KIND, N>(p, w, s, r, v, x);
+        } else {
+            recipe_rotated<FORMAT, KIND, N>(p, w, s, r, v, x);
+        }
     }
 }
 
@@ -220,10 +240,12 @@ static __device__ bool is_in_whole_quad(const token_place &at)
     return (__ballot_sync(FULL_WARP, fits) >> (lane - r) & 15u) == 15u;
 }
 
-/* Places of all tokens of the block, two of a thread, and what quads of V are whole; a barrier follows. */
-static __device__ void recipe_places(const append_params &p, const append_work &w, const int64_t (&slot)[2],
-                                     append_shared *s)
+/* Places of all tokens of the block, two of a thread, and what quads of V are whole; a barrier follows. Returns 1 if
+ * some of the thread's are int8, and 2 if some are not. */
+static __device__ uint32_t recipe_places(const append_params &p, const append_work &w, const int64_t (&slot)[2],
+                                         append_shared *s)
 {
+    uint32_t formats = 0;
 #pragma unroll 1
     for (uint32_t t = threadIdx.x; t < p.block_tokens; t += THREADS) {
         token_place at = token_place_of_slot(&p.pages, t == threadIdx.x ? slot[0] : slot[1], w.first + t, w.kind,
@@ -232,17 +254,47 @@ static __device__ void recipe_places(const append_params &p, const append_work &
         if (w.kind == NBL_KIND_V) {
             s->quad_is_whole[t / QUAD] = is_in_whole_quad(at);
         }
+        if (at.codes != NULL) {
+            formats |= at.format == NBL_INT8 ? 1u : 2u;
+        }
     }
+    return formats;
 }
 
-/* All tokens of the block. */
-template <uint32_t FAMILY, uint32_t KIND, uint32_t N>
-static __device__ void append_recipe_all(const append_params &p, append_shared *s)
+/* Asks for the warp's first two passes of the tokens from `first` of the block on before `end`. */
+static __device__ void recipe_begin(const append_work &w, uint32_t first, uint32_t end, append_recipe *r)
 {
-    append_work w = work_of(p, KIND);
+    recipe_fetch(w, first, end, r);
+    recipe_fetch(w, first + RECIPE_STEP, end, r);
+}
+
+static __device__ append_work recipe_work(const append_params &p, uint32_t kind)
+{
+    append_work w = work_of(p, kind);
     w.dim = ROTATE_DIM;
     w.team = team32_of(ROTATE_DIM);
+    w.team.vector = ptx_settle(w.team.vector);
     __builtin_assume(w.rule != NBL_RULE_MSE); /* see is_recipe */
+    return w;
+}
+
+/* The warp's int8 tokens among those of mxfp4: rare, and so a function of its own. */
+template <uint32_t KIND>
+static __device__ void recipe_int8(const append_params &p, append_shared *s, uint32_t first, uint32_t end)
+{
+    append_work w = recipe_work(p, KIND);
+    append_recipe r = recipe_of(w);
+    ptx_cp_async_wait<0>();
+    __syncwarp();
+    recipe_begin(w, first, end, &r);
+    recipe_tokens<NBL_INT8, KIND, VECTOR32>(p, w, s, &r, first, end);
+}
+
+/* All tokens of the block, FORMAT's and int8. */
+template <uint32_t FORMAT, uint32_t KIND, uint32_t N>
+static __device__ void append_recipe_all(const append_params &p, append_shared *s)
+{
+    append_work w = recipe_work(p, KIND);
     append_recipe r = recipe_of(w);
     uint32_t begins = threadIdx.x / WARP_LANES * ROTATE_TOKENS;
     int64_t slot[2]; /* asked for first: what follows depends on them */
@@ -250,42 +302,48 @@ static __device__ void append_recipe_all(const append_params &p, append_shared *
         uint32_t t = threadIdx.x + i * THREADS;
         slot[i] = t < w.count ? p.slots[w.first + t] : -1;
     }
-    recipe_fetch_from(w, begins, &r);
-    recipe_fetch(w, &r);
-    recipe_fetch(w, &r);
-    uint32_t end = KIND == NBL_KIND_K ? recipe_sequence(p, w, r, 0) : w.count;
-    recipe_places(p, w, slot, s);
-    __syncthreads();
-    for (uint32_t first = 0;;) {
+    bool has_int8 = FORMAT == NBL_INT8, has_others = FORMAT != NBL_INT8;
 #pragma unroll 1
-        for (uint32_t token = first + begins; token < end; token += RECIPE_STEP) {
-            ptx_cp_async_wait<RECIPE_SLOTS - 1>();
-            __syncwarp(); /* nor does anybody read the stage any more */
-            recipe_pass<FAMILY, KIND, N>(p, w, s, &r, token, end);
+    for (uint32_t first = 0, end; first < w.count; first = end) {
+        recipe_begin(w, first + begins, w.count, &r); /* of whatever sequence they are */
+        end = KIND == NBL_KIND_K ? recipe_sequence(p, w, r, first) : w.count;
+        if (first == 0) {
+            uint32_t formats = recipe_places(p, w, slot, s);
+            if (FORMAT != NBL_INT8) {
+                has_int8 = __syncthreads_or((int)(formats & 1u)) != 0;
+                has_others = __syncthreads_or((int)(formats & 2u)) != 0;
+            }
         }
-        if (KIND == NBL_KIND_V || end >= w.count) {
-            break;
+        __syncthreads();
+        if (has_others) {
+            recipe_tokens<FORMAT, KIND, N>(p, w, s, &r, first + begins, end);
         }
-        first = end;
+        if (has_int8 && has_others && FORMAT != NBL_MXFP4) {
+            ptx_cp_async_wait<0>();
+            __syncwarp();
+            recipe_begin(w, first + begins, end, &r);
+        }
+        if (has_int8 && FORMAT == NBL_MXFP4) {
+            recipe_int8<KIND>(p, s, first + begins, end);
+        } else if (has_int8) {
+            recipe_tokens<NBL_INT8, KIND, N>(p, w, s, &r, first + begins, end);
+        }
         ptx_cp_async_wait<0>();
         __syncthreads(); /* nor does anybody read the tables */
-        recipe_fetch_from(w, first + begins, &r);
-        recipe_fetch(w, &r);
-        recipe_fetch(w, &r);
-        end = recipe_sequence(p, w, r, first);
-        __syncthreads();
     }
 }
 
 /* The loop for a block's vectors. */
 template <uint32_t FAMILY, uint32_t KIND> static __device__ void append_kind(const append_params &p, append_shared *s)
 {
-    if (FAMILY != FAMILY_MXFP4) {
-        append_recipe_all<FAMILY, KIND, ROTATE_DIM>(p, s);
+    if (FAMILY == FAMILY_INT8) {
+        append_recipe_all<NBL_INT8, KIND, ROTATE_DIM>(p, s);
+    } else if (FAMILY == FAMILY_INT4P) {
+        append_recipe_all<NBL_INT4P, KIND, ROTATE_DIM>(p, s);
     } else if (KIND == NBL_KIND_K || p.v_hadamard == VECTOR32) {
-        append_recipe_all<FAMILY, KIND, VECTOR32>(p, s);
+        append_recipe_all<NBL_MXFP4, KIND, VECTOR32>(p, s);
     } else { /* all int8: E2M1 codes are of blocks rotated by themselves */
-        append_recipe_all<FAMILY_INT8, KIND, ROTATE_DIM>(p, s);
+        append_recipe_all<NBL_INT8, KIND, ROTATE_DIM>(p, s);
     }
 }
 

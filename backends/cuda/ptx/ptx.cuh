@@ -112,6 +112,12 @@ PTX_FN uint32_t ptx_shared_address(const void *pointer)
     return (uint32_t)__cvta_generic_to_shared(pointer);
 }
 
+/** Two binary32 numbers from shared memory into any two registers side by side. PTX ISA, Data Movement, ld */
+PTX_FN void ptx_load_shared_pair(uint32_t address, float &first, float &second)
+{
+    asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(first), "=f"(second) : "r"(address) : "memory");
+}
+
 /** Loads four 8x8 matrices of b16; lane i names row i%8 of matrix i/8. PTX ISA, Warp Level Matrix, ldmatrix */
 PTX_FN void ptx_ldmatrix_x4(uint32_t (&d)[4], uint32_t shared_row)
 {
@@ -187,6 +193,15 @@ PTX_FN uint32_t ptx_thread(void)
 PTX_FN uint32_t ptx_constant(uint32_t x)
 {
     return ptx_thread() >> 16 ^ x;
+}
+
+/** x, from the lane itself: the assembler, too, keeps it in a register instead of computing it again. All lanes of the
+ *  warp call it. PTX ISA, Data Movement, shfl.sync */
+PTX_FN uint32_t ptx_settle(uint32_t x)
+{
+    uint32_t d;
+    asm volatile("shfl.sync.bfly.b32 %0, %1, 0, 0x1f, 0xffffffff;" : "=r"(d) : "r"(x));
+    return d;
 }
 
 /** x, in a form whose origin the compiler forgets: it stays in a register instead of being computed again. */

@@ -309,32 +309,32 @@ CUDA_DEVICE void quantize32_int4p(const float (&x)[VECTOR32], const range32 &ran
 /* ------------------------------------------------------------------------------------------------ mxfp4 */
 
 #define E2M1_MAX 6.0f
-#define MXFP4_MAX 0x1p+54f /* 2^14 units of the largest exponent: codes of mxfp4_word stay below 2^16 */
+#define MXFP4_MAX 0x1p+54f /* 2^14 units of the largest exponent: codes of mxfp4_word stay below 2^15 */
 
-/* Codes of eight elements for a block exponent, given as 2^-e_b (docs/adr/0038). Each of three sums leaves a code in
- * its low bits, and the least of the three and 7 is right (nbl_e2m1_encode_magnitude); two elements at a time are
- * compared, in the order of int4p_codes. */
-CUDA_DEVICE uint32_t mxfp4_word(const float *x, float inverse)
+/* Codes of eight elements for a block exponent, given as 2^-e_b, signs turned where flips has bits (docs/adr/0052). Each
+ * of two sums has a code in its low bits, and the least of the two and 7 is right; pairs of elements are compared at
+ * once, in the order of int4p_codes. */
+CUDA_DEVICE uint32_t mxfp4_word(const float *x, float inverse, uint32_t flips)
 {
-    const float magic[3] = {0.5f * NBL_MAGIC, NBL_MAGIC + 2.0f, 2.0f * NBL_MAGIC + 8.0f};
-    const uint32_t sevens = ptx_keep(0x00070007u);
+    const uint32_t fours = ptx_keep(0x00040004u), sevens = ptx_keep(0x00070007u);
     uint32_t pair[4], sign[4];
+    float half = 0.5f * inverse;
 #pragma unroll
     for (uint32_t i = 0; i < 4u; ++i) {
         uint32_t first = i / 2u * 4u + i % 2u;
-        float low = x[first] * inverse, high = x[first + 2u] * inverse;
-        uint32_t code[3];
-#pragma unroll
-        for (uint32_t k = 0; k < 3u; ++k) {
-            code[k] = ptx_prmt(nbl_bits_of(fabsf(low) + magic[k]), nbl_bits_of(fabsf(high) + magic[k]), 0x5410u);
-        }
-        pair[i] = __vminu2(__vimin3_u16x2(code[0], code[1], code[2]), sevens);
-        sign[i] = ptx_prmt(nbl_bits_of(low), nbl_bits_of(high), 0x7632u);
+        float low = fabsf(x[first]), high = fabsf(x[first + 2u]);
+        uint32_t fine = ptx_prmt(nbl_bits_of(nbl_fma(low, inverse, 0x1p23f - 2.0f)),
+                                 nbl_bits_of(nbl_fma(high, inverse, 0x1p23f - 2.0f)), 0x5410u);
+        uint32_t coarse = ptx_prmt(nbl_bits_of(nbl_fma(low, half, 0x1p23f + 4.0f)),
+                                   nbl_bits_of(nbl_fma(high, half, 0x1p23f + 4.0f)), 0x5410u);
+        pair[i] = __vmins2(__viaddmin_s16x2(fine, fours, coarse), sevens);
+        sign[i] = ptx_prmt(nbl_bits_of(x[first]), nbl_bits_of(x[first + 2u]), 0xffbbu);
     }
     uint32_t word = pair[0] + (pair[2] << 4) + ((pair[1] + (pair[3] << 4)) << 8);
-    uint32_t signs = (sign[0] >> 12 & 0x00080008u) | (sign[2] >> 8 & 0x00800080u) | (sign[1] >> 4 & 0x08000800u) |
-                     (sign[3] & 0x80008000u);
-    return word | (signs & (word + 0x77777777u)); /* -0 is never stored */
+    uint32_t even = (sign[0] & 0x000f000fu) | (sign[2] & ~0x000f000fu);
+    uint32_t odd = (sign[1] & 0x0f0f0f0fu) | (sign[3] & ~0x0f0f0f0fu);
+    uint32_t signs = ((even & 0x00ff00ffu) | (odd & ~0x00ff00ffu)) ^ flips;
+    return word | (signs & (word + 0x77777777u) & 0x88888888u); /* -0 is never stored */
 }
 
 /* The error of NUM 3.4 going on from `error` over half a lane. */
@@ -411,7 +411,8 @@ CUDA_DEVICE void mxfp4_exponents(const float (&x)[VECTOR32], const range32 &rang
  *  are to be counted. */
 CUDA_DEVICE void quantize32_mxfp4(const float (&x)[VECTOR32], const range32 &range, bool counts, codes32 *out)
 {
-    float inverse[2] = {range.sign[0] * nbl_pow2(-out->exponent[0]), range.sign[1] * nbl_pow2(-out->exponent[1])};
+    float inverse[2] = {nbl_pow2(-out->exponent[0]), nbl_pow2(-out->exponent[1])};
+    uint32_t flips[2] = {range.sign[0] < 0.0f ? 0xffffffffu : 0u, range.sign[1] < 0.0f ? 0xffffffffu : 0u};
     out->saturated = 0;
     out->multiplier[0] = out->multiplier[1] = 1;
     if (counts) {
@@ -422,7 +423,7 @@ CUDA_DEVICE void quantize32_mxfp4(const float (&x)[VECTOR32], const range32 &ran
     }
 #pragma unroll
     for (uint32_t i = 0; i < VECTOR32 / 8u; ++i) {
-        out->words[i] = mxfp4_word(&x[8u * i], inverse[i / 2u]);
+        out->words[i] = mxfp4_word(&x[8u * i], inverse[i / 2u], flips[i / 2u]);
     }
 }
 

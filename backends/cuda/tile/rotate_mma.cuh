@@ -85,16 +85,32 @@ CUDA_DEVICE uint32_t rotate_matrix_of(void)
     return 0x3f803f80u | first << 15 | second << 31;
 }
 
+/** What a lane needs for rotate. */
+struct rotate_lane {
+    uint32_t matrix; /**< see rotate_matrix_of */
+    uint32_t row;    /**< shared address of its first row of operands in slot 0 of the input */
+};
+
+/** slots: input of the warp. */
+CUDA_DEVICE rotate_lane rotate_lane_of(const uint8_t *slots)
+{
+    uint32_t lane = threadIdx.x % WARP_LANES;
+    rotate_lane out;
+    out.matrix = ptx_settle(rotate_matrix_of());
+    /* chunks of the four matrices of an operand: both blocks, then eight elements further */
+    out.row = ptx_settle(ptx_shared_address(slots) + rotate_input_byte(lane % 8u, lane / 8u % 2u * 4u + lane / 16u));
+    return out;
+}
+
 /* Levels 1 to 16 of a pair of blocks of 32, numbers 2 * `pair` and the one after. x: see rotate. Returns the least
  * magnitudes so far. */
 template <bool IS_K>
-CUDA_DEVICE uint32_t rotate_blocks(uint32_t input, uint32_t matrix, const uint32_t *factors, uint32_t pair,
-                                   uint32_t least, float (&x)[VECTOR32])
+CUDA_DEVICE uint32_t rotate_blocks(uint32_t input, uint32_t matrix, const team32 &team, const uint32_t *factors,
+                                   uint32_t pair, uint32_t least, float (&x)[VECTOR32])
 {
-    float sum[2][2][4] = {}; /* half, tile */
-    uint32_t lane = threadIdx.x;
-    uint32_t upper = matrix ^ (lane & 16u) * 0x08000800u; /* eight rows further: bit 3 of the result */
-    uint32_t odd = (lane & 1u) * 0x80008000u;             /* tile 1: bit 1 of the row */
+    float sum[2][2][4] = {};                                      /* half, tile */
+    uint32_t upper = matrix ^ (team.vector & 4u) * 0x20002000u; /* eight rows further: bit 3 of the result */
+    uint32_t odd = (team.b & 1u) * 0x80008000u;                   /* tile 1: bit 1 of the row */
 #pragma unroll
     for (uint32_t step = 0; step < 2u; ++step) {
         uint32_t a[4];
@@ -124,19 +140,18 @@ CUDA_DEVICE uint32_t rotate_blocks(uint32_t input, uint32_t matrix, const uint32
     return least;
 }
 
-/** Rotates with blocks of N = 32 or 128 the eight vectors whose rows lie in `input`; IS_K: shifts and centres them.
+/** Rotates with blocks of N = 32 or 128 the eight vectors whose rows lie `slot` bytes further in the input; IS_K: shifts and centres them.
  *  Lane 4t + b gets of vector t the elements 16g + 4b + j, as x[4g + j]. Returns the least magnitudes of the lane's
  *  inputs, a pair of bf16. */
 template <uint32_t N, bool IS_K>
-CUDA_DEVICE uint32_t rotate(const uint8_t *input, uint32_t matrix, const rotate_tables *tables, float (&x)[VECTOR32])
+CUDA_DEVICE uint32_t rotate(uint32_t slot, const rotate_lane &lane, const team32 &team, const rotate_tables *tables,
+                            float (&x)[VECTOR32])
 {
-    uint32_t lane = threadIdx.x % WARP_LANES, b = lane % 4u;
-    /* chunks of the four matrices of an operand: both blocks, then eight elements further */
-    uint32_t row = ptx_shared_address(input) + rotate_input_byte(lane % 8u, lane / 8u % 2u * 4u + lane / 16u);
-    const uint32_t *factors = IS_K ? tables->factors[b] : NULL;
+    const uint32_t *factors = IS_K ? tables->factors[team.b] : NULL;
     uint32_t least = 0x7f7f7f7fu;
-    least = rotate_blocks<IS_K>(row, matrix, factors, 0, least, x);
-    least = rotate_blocks<IS_K>(row, matrix, factors, 1, least, x);
+    least = rotate_blocks<IS_K>(lane.row + slot, lane.matrix, team, factors, 0, least, x);
+    __syncwarp();
+    least = rotate_blocks<IS_K>(lane.row + slot, lane.matrix, team, factors, 1, least, x);
     if (N == ROTATE_DIM) {
         vector32_butterflies<8>(x);
         vector32_butterflies<16>(x);
@@ -144,7 +159,7 @@ CUDA_DEVICE uint32_t rotate(const uint8_t *input, uint32_t matrix, const rotate_
     if (IS_K) {
 #pragma unroll
         for (uint32_t g = 0; g < 8u; ++g) {
-            float4 c = ((const float4 *)(const void *)tables->center)[4u * g + b];
+            float4 c = ((const float4 *)(const void *)tables->center)[4u * g + team.b];
             x[4u * g] -= c.x;
             x[4u * g + 1u] -= c.y;
             x[4u * g + 2u] -= c.z;
@@ -174,14 +189,14 @@ CUDA_DEVICE void stage_rotated(uint8_t *stage, const float (&x)[VECTOR32])
     }
 }
 
-/** The lane's elements back, as rotate gives them. */
+/** The lane's elements back, as rotate gives them: in pairs, which is how registers hold them. */
 CUDA_DEVICE void unstage_as_rotated(const uint8_t *stage, float (&x)[VECTOR32])
 {
     uint32_t lane = threadIdx.x % WARP_LANES;
-    const uint8_t *from = stage + stage_place(lane / 4u, lane % 4u);
+    uint32_t at = ptx_shared_address(stage) + stage_place(lane / 4u, lane % 4u);
 #pragma unroll
-    for (uint32_t g = 0; g < 8u; ++g) {
-        take_floats((const uint4 *)(const void *)(from + stage_place(0, 4u * g)), &x[4u * g], 1);
+    for (uint32_t i = 0; i < VECTOR32 / 2u; ++i) {
+        ptx_load_shared_pair(at + stage_place(0, 4u * (i / 2u)) + i % 2u * 8u, x[2u * i], x[2u * i + 1u]);
     }
 }
 
@@ -262,11 +277,11 @@ template <uint32_t N> CUDA_DEVICE void rotate_row(float (&x)[4])
     }
 }
 
-/** Row t as the rule has it, for any input (NUM 3.1), by all lanes of the warp, into the stage; adds what is counted
- *  of the lane's elements. */
+/** Row t as the rule has it, for any input (NUM 3.1), by all lanes of the warp, into the stage, magnitudes up to `most`;
+ *  adds what is counted of the lane's elements. */
 template <uint32_t N, bool IS_K>
 CUDA_DEVICE void rotate_by_rule(const uint8_t *input, uint32_t t, const rotate_tables *tables, uint8_t *stage,
-                                block16_counts *counts)
+                                float most, block16_counts *counts)
 {
     uint32_t lane = threadIdx.x % WARP_LANES;
     const uint8_t *from = input + rotate_input_byte(t, lane / 2u) + lane % 2u * 8u;
@@ -287,7 +302,15 @@ CUDA_DEVICE void rotate_by_rule(const uint8_t *input, uint32_t t, const rotate_t
     }
     rotate_row<N>(x);
     float4 c = IS_K ? ((const float4 *)(const void *)tables->center)[lane] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    *(float4 *)(void *)(stage + stage_place(t, lane)) = make_float4(x[0] - c.x, x[1] - c.y, x[2] - c.z, x[3] - c.w);
+    x[0] -= c.x;
+    x[1] -= c.y;
+    x[2] -= c.z;
+    x[3] -= c.w;
+#pragma unroll
+    for (uint32_t i = 0; i < 4u; ++i) {
+        x[i] = fminf(fmaxf(x[i], -most), most);
+    }
+    *(float4 *)(void *)(stage + stage_place(t, lane)) = make_float4(x[0], x[1], x[2], x[3]);
 }
 
 #endif

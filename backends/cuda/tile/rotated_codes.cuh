@@ -24,9 +24,9 @@ CUDA_DEVICE rotated_range rotated_range_of(const float (&x)[VECTOR32])
     out.vector = 0;
 #pragma unroll
     for (uint32_t i = 0; i < 4u; ++i) {
-        out.block[i] = 0.0f;
+        out.block[i] = fabsf(x[8u * i]);
 #pragma unroll
-        for (uint32_t j = 0; j < 8u; ++j) {
+        for (uint32_t j = 1; j < 8u; ++j) {
             out.block[i] = ptx_max_nan(out.block[i], fabsf(x[8u * i + j]));
         }
         out.vector = max(out.vector, nbl_bits_of(out.block[i]));
@@ -35,40 +35,71 @@ CUDA_DEVICE rotated_range rotated_range_of(const float (&x)[VECTOR32])
     return out;
 }
 
+/* Exponents of two blocks above the smallest one, a half of a word each, by their largest magnitudes; see
+ * nbl_exponent_for. */
+CUDA_DEVICE uint32_t rotated_exponents(float first, float second, uint32_t peak)
+{
+    uint32_t carry = 0x7fffffu - (peak & 0x7fffffu); /* a significand above the peak's is one exponent more */
+    int32_t least = (int32_t)(peak >> 23) + NBL_BLOCK_E_MIN;
+    uint32_t both = ptx_prmt(nbl_bits_of(first) + carry, nbl_bits_of(second) + carry, 0x7632u) >> 7 & 0x01ff01ffu;
+    return __vmins2(__viaddmax_s16x2(both, ((uint32_t)-least & 0xffffu) * 0x00010001u, 0),
+                    (uint32_t)(NBL_BLOCK_E_MAX - NBL_BLOCK_E_MIN) * 0x00010001u);
+}
+
+/* How many of a lane's elements, in units, are beyond E2M1's. */
+static __device__ __noinline__ uint32_t mxfp4_saturated(const float *y)
+{
+    uint32_t saturated = 0;
+#pragma unroll 1
+    for (uint32_t i = 0; i < VECTOR32; ++i) {
+        saturated += fabsf(y[i]) > E2M1_MAX;
+    }
+    return saturated;
+}
+
+/* The same, for what a block's elements are multiplied with. */
+CUDA_DEVICE uint32_t rotated_saturated(const float (&x)[VECTOR32], const float (&inverse)[4])
+{
+    float y[VECTOR32];
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR32; ++i) {
+        y[i] = x[i] * inverse[i / 8u];
+    }
+    return mxfp4_saturated(y);
+}
+
 /** mxfp4 (NUM 3.4) for any rule but MSE: words of columns of V. q->exponent[0] is that of the lane's block b. All lanes
  *  of the warp call it; counts: saturated elements are to be counted. */
 CUDA_DEVICE void rotated_mxfp4(const float (&x)[VECTOR32], const rotated_range &range, uint32_t b, uint32_t rule,
                                bool counts, codes32 *q)
 {
-    uint32_t exponents[2]; /* of two blocks each, above the smallest one */
-    int32_t e[4];
+    uint32_t peak = nbl_bits_of(nbl_mxfp4_peak(rule));
+    uint32_t exponents[2] = {rotated_exponents(range.block[0], range.block[1], peak),
+                             rotated_exponents(range.block[2], range.block[3], peak)};
 #pragma unroll
-    for (uint32_t i = 0; i < 4u; ++i) { /* the exponent of the largest is the largest exponent */
-        e[i] =
-            nbl_exponent_for(range.block[i], nbl_mxfp4_peak(rule), NBL_BLOCK_E_MIN, NBL_BLOCK_E_MAX) - NBL_BLOCK_E_MIN;
-    }
-    exponents[0] = (uint32_t)(e[0] | e[1] << 16);
-    exponents[1] = (uint32_t)(e[2] | e[3] << 16);
-#pragma unroll
-    for (int distance = 1; distance <= 2; ++distance) {
+    for (int distance = 1; distance <= 2; ++distance) { /* the exponent of the largest is the largest exponent */
         exponents[0] = __vmaxu2(exponents[0], __shfl_xor_sync(FULL_WARP, exponents[0], distance));
         exponents[1] = __vmaxu2(exponents[1], __shfl_xor_sync(FULL_WARP, exponents[1], distance));
     }
-    uint32_t both = __vmaxu2(exponents[0], exponents[1]);
-    uint32_t most = max(both & 0xffffu, both >> 16);
-    uint32_t least = (most - min(most, (uint32_t)NBL_BLOCK_E_SPREAD)) * 0x00010001u;
-    exponents[0] = __vmaxu2(exponents[0], least);
-    exponents[1] = __vmaxu2(exponents[1], least);
+    uint32_t most = __vmaxu2(exponents[0], exponents[1]);
+    most = __vmaxu2(most, ptx_prmt(most, 0, 0x1032u));
+    uint32_t least = __viaddmax_s16x2(most, (65536u - NBL_BLOCK_E_SPREAD) * 0x00010001u, 0);
+    float inverse[4];
+#pragma unroll
+    for (uint32_t i = 0; i < 2u; ++i) {
+        exponents[i] = __vmaxu2(exponents[i], least);
+        uint32_t units = (uint32_t)(127 - NBL_BLOCK_E_MIN) * 0x00800080u - 128u * exponents[i]; /* as bf16 */
+        inverse[2u * i] = nbl_float_of(units << 16);
+        inverse[2u * i + 1u] = nbl_float_of(units & 0xffff0000u);
+    }
     q->exponent[0] = (int32_t)((b < 2u ? exponents[0] : exponents[1]) >> (16u * (b % 2u)) & 0xffffu) + NBL_BLOCK_E_MIN;
     q->saturated = 0;
+    if (counts) {
+        q->saturated = rotated_saturated(x, inverse);
+    }
 #pragma unroll
     for (uint32_t i = 0; i < 4u; ++i) {
-        float inverse = nbl_pow2(-((int32_t)(exponents[i / 2u] >> (16u * (i % 2u)) & 0xffffu) + NBL_BLOCK_E_MIN));
-        q->words[i] = mxfp4_word(&x[8u * i], inverse);
-#pragma unroll
-        for (uint32_t j = 0; counts && j < 8u; ++j) {
-            q->saturated += fabsf(x[8u * i + j] * inverse) > E2M1_MAX;
-        }
+        q->words[i] = mxfp4_word(&x[8u * i], inverse[i], 0);
     }
 }
 
@@ -83,27 +114,23 @@ CUDA_DEVICE void rotated_k_words(uint32_t b, codes32 *q)
     }
 }
 
-/** Writes a lane's words of K. */
-CUDA_DEVICE void rotated_write_k(const token_place &at, uint32_t b, const codes32 &q)
+/** Writes a lane's words of K in FORMAT. */
+template <uint32_t FORMAT> CUDA_DEVICE void rotated_write_k(const token_place &at, uint32_t b, const codes32 &q)
 {
-    bool is_int8 = at.format == NBL_INT8;
-    uint8_t *to = at.codes + (is_int8 ? b : b % 2u * 2u + b / 2u) * at.stride;
+    uint8_t *to = at.codes + (FORMAT == NBL_INT8 ? b : b % 2u * 2u + b / 2u) * at.stride;
 #pragma unroll
-    for (uint32_t i = 0; i < 4u; ++i) {
-        *(uint32_t *)(void *)(to + 4u * i * at.stride) = q.words[i];
-    }
-#pragma unroll
-    for (uint32_t i = 4; is_int8 && i < 8u; ++i) {
+    for (uint32_t i = 0; i < words32(FORMAT); ++i) {
         *(uint32_t *)(void *)(to + 4u * i * at.stride) = q.words[i];
     }
 }
 
-/** Writes a lane's columns of V by way of its token's row, all lanes of the warp; r: the token in its quad, which
- *  is_whole or not. */
+/** Writes a lane's columns of V in FORMAT by way of its token's row, all lanes of the warp; r: the token in its quad,
+ *  which is_whole or not. */
+template <uint32_t FORMAT>
 CUDA_DEVICE void rotated_write_v(const token_place &at, uint8_t *row, uint32_t b, uint32_t r, bool is_whole,
                                  bool active, const codes32 &q)
 {
-    uint32_t words = words32(at.format), row_bytes = stage_row_bytes(4u * VECTOR32);
+    const uint32_t words = words32(FORMAT), row_bytes = stage_row_bytes(4u * VECTOR32);
     uint4 *own = (uint4 *)(void *)(row + 4u * words * b);
     __syncwarp();
     own[0] = make_uint4(q.words[0], q.words[1], q.words[2], q.words[3]);
@@ -113,11 +140,12 @@ CUDA_DEVICE void rotated_write_v(const token_place &at, uint8_t *row, uint32_t b
     __syncwarp();
     if (active && is_whole) {
         uint8_t *quad = row - r * row_bytes;
-        for (uint32_t i = r; i < words; i += QUAD) {
-            uint32_t c = words * b + i;
+#pragma unroll
+        for (uint32_t i = 0; i < words; i += QUAD) {
+            uint32_t c = words * b + i + r;
             uint4 m = make_uint4(*stage_word(quad, row_bytes, 0, c), *stage_word(quad, row_bytes, 1, c),
                                  *stage_word(quad, row_bytes, 2, c), *stage_word(quad, row_bytes, 3, c));
-            ((uint4 *)(void *)(at.codes - r))[4u * i + b] = transpose4(m);
+            ((uint4 *)(void *)(at.codes - r))[4u * (i + r) + b] = transpose4(m);
         }
     } else if (active) {
 #pragma unroll 1
