@@ -39,7 +39,7 @@ static __device__ append_recipe recipe_of(const append_work &w)
     r.stage = stages + warp * RECIPE_STAGE_BYTES;
     r.tables = w.kind == NBL_KIND_K ? (rotate_tables *)(void *)(stages + WARPS * RECIPE_STAGE_BYTES) : NULL;
     r.lane = rotate_lane_of(r.slots);
-    r.to = ptx_settle(ptx_shared_address(r.slots) +
+    r.to = (ptx_shared_address(r.slots) +
                       rotate_input_byte(threadIdx.x % WARP_LANES / 16u, threadIdx.x % 16u));
     r.slot = 0;
     r.from = row_of(w, threadIdx.x % WARP_LANES / 16u) + threadIdx.x % 16u * 16u;
@@ -129,7 +129,7 @@ static __device__ void recipe_int4p(const append_params &p, const append_work &w
     }
     __syncwarp();
     recipe_fetch(w, v.next, v.end, r);
-    quantize32<FAMILY_INT4P, QUANTIZE_MANY>(x, range, w.team, NBL_INT4P, w.rule, s->reciprocals, p.stats != NULL, &q);
+    quantize32_int4p<QUANTIZE_MANY>(x, staged_elements(r->stage), range, s->reciprocals, p.stats != NULL, &q);
     token_place at = s->places[v.token]; /* only now: registers */
     at.format = NBL_INT4P;
     store_block<FAMILY_INT4P>(w, s, w.team.b, at, r->stage, v.token, v.active, q);
@@ -216,15 +216,15 @@ static __device__ void recipe_tokens(const append_params &p, const append_work &
 /* Fills the tables of K for the sequence of token `first` of the block; a barrier follows. Returns the token that its
  * tokens end before. */
 static __device__ uint32_t recipe_sequence(const append_params &p, const append_work &w, const append_recipe &r,
-                                           uint32_t first)
+                                           uint32_t first, uint32_t count)
 {
     block16_centering from = {NULL, NULL, NULL};
-    uint32_t end = w.count;
+    uint32_t end = count;
     if (p.centering) {
-        uint32_t sequence = sequence_of(p.seq_indptr, p.batch, w.first + first);
+        uint32_t sequence = sequence_of_warp(p.seq_indptr, p.batch, w.first + first);
         from = block16_centering_of(&p.centers, sequence, p.kv_heads, w.head, p.k_dim, p.status);
         int64_t last = (int64_t)p.seq_indptr[sequence + 1u] - w.first;
-        end = (uint32_t)min(max(last, (int64_t)first + 1), (int64_t)w.count);
+        end = (uint32_t)min(max(last, (int64_t)first + 1), (int64_t)count);
     }
     rotate_tables_fill(r.tables, from, CENTER_SMALL_EXPONENT);
     return end;
@@ -261,6 +261,12 @@ static __device__ uint32_t recipe_places(const append_params &p, const append_wo
     return formats;
 }
 
+/* The warp's first token of those from `first` of the block on; found again at every call, rather than kept. */
+static __device__ uint32_t recipe_first(uint32_t first)
+{
+    return first + ptx_thread() / WARP_LANES * ROTATE_TOKENS;
+}
+
 /* Asks for the warp's first two passes of the tokens from `first` of the block on before `end`. */
 static __device__ void recipe_begin(const append_work &w, uint32_t first, uint32_t end, append_recipe *r)
 {
@@ -278,55 +284,43 @@ static __device__ append_work recipe_work(const append_params &p, uint32_t kind)
     return w;
 }
 
-/* The warp's int8 tokens among those of mxfp4: rare, and so a function of its own. */
-template <uint32_t KIND>
-static __device__ void recipe_int8(const append_params &p, append_shared *s, uint32_t first, uint32_t end)
-{
-    append_work w = recipe_work(p, KIND);
-    append_recipe r = recipe_of(w);
-    ptx_cp_async_wait<0>();
-    __syncwarp();
-    recipe_begin(w, first, end, &r);
-    recipe_tokens<NBL_INT8, KIND, VECTOR32>(p, w, s, &r, first, end);
-}
-
 /* All tokens of the block, FORMAT's and int8. */
 template <uint32_t FORMAT, uint32_t KIND, uint32_t N>
 static __device__ void append_recipe_all(const append_params &p, append_shared *s)
 {
     append_work w = recipe_work(p, KIND);
     append_recipe r = recipe_of(w);
-    uint32_t begins = threadIdx.x / WARP_LANES * ROTATE_TOKENS;
     int64_t slot[2]; /* asked for first: what follows depends on them */
     for (uint32_t i = 0; i < 2u; ++i) {
         uint32_t t = threadIdx.x + i * THREADS;
         slot[i] = t < w.count ? p.slots[w.first + t] : -1;
     }
-    bool has_int8 = FORMAT == NBL_INT8, has_others = FORMAT != NBL_INT8;
+    uint32_t count = w.count;
 #pragma unroll 1
-    for (uint32_t first = 0, end; first < w.count; first = end) {
-        recipe_begin(w, first + begins, w.count, &r); /* of whatever sequence they are */
-        end = KIND == NBL_KIND_K ? recipe_sequence(p, w, r, first) : w.count;
+    for (uint32_t first = 0, end; first < count; first = end, count = s->count) {
+        recipe_begin(w, recipe_first(first), count, &r); /* of whatever sequence they are */
+        end = KIND == NBL_KIND_K ? recipe_sequence(p, w, r, first, count) : count;
         if (first == 0) {
             uint32_t formats = recipe_places(p, w, slot, s);
-            if (FORMAT != NBL_INT8) {
-                has_int8 = __syncthreads_or((int)(formats & 1u)) != 0;
-                has_others = __syncthreads_or((int)(formats & 2u)) != 0;
+            bool has_int8 = FORMAT == NBL_INT8 || __syncthreads_or((int)(formats & 1u)) != 0;
+            bool has_others = FORMAT != NBL_INT8 && __syncthreads_or((int)(formats & 2u)) != 0;
+            if (threadIdx.x == 0) {
+                s->has_int8 = has_int8;
+                s->has_others = has_others;
+                s->count = count;
             }
         }
         __syncthreads();
-        if (has_others) {
-            recipe_tokens<FORMAT, KIND, N>(p, w, s, &r, first + begins, end);
+        if (FORMAT != NBL_INT8 && s->has_others) {
+            recipe_tokens<FORMAT, KIND, N>(p, w, s, &r, recipe_first(first), end);
         }
-        if (has_int8 && has_others && FORMAT != NBL_MXFP4) {
+        if (FORMAT != NBL_INT8 && s->has_int8 && s->has_others) {
             ptx_cp_async_wait<0>();
             __syncwarp();
-            recipe_begin(w, first + begins, end, &r);
+            recipe_begin(w, recipe_first(first), end, &r);
         }
-        if (has_int8 && FORMAT == NBL_MXFP4) {
-            recipe_int8<KIND>(p, s, first + begins, end);
-        } else if (has_int8) {
-            recipe_tokens<NBL_INT8, KIND, N>(p, w, s, &r, first + begins, end);
+        if (FORMAT == NBL_INT8 || s->has_int8) {
+            recipe_tokens<NBL_INT8, KIND, N>(p, w, s, &r, recipe_first(first), end);
         }
         ptx_cp_async_wait<0>();
         __syncthreads(); /* nor does anybody read the tables */

@@ -31,6 +31,9 @@ struct append_shared {
     block_stats total;
     bool one_sequence;    /* of all tokens of the block: there are tables of it */
     bool is_center_large; /* and its centre is */
+    bool has_int8;        /* of a recipe: some token is int8 */
+    bool has_others;      /* and some is not */
+    uint32_t count;       /* of a recipe: tokens */
 };
 
 /* Dynamic shared memory: the tables of K, or the staged rows of V; then the input slots. */

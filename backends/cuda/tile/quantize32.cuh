@@ -15,7 +15,6 @@
 #include "decode4.cuh"
 #include "vector32.cuh"
 
-#define INT4P_SATURATES 7.5f  /* rounds to 8 */
 #define INT8_SATURATES 127.5f /* rounds to 128 */
 #define RECIPROCALS \
     (NBL_INT4P_MULTIPLIER_MAX + 2u) /* of 0..17; the first, of 1, and the last are never used for a code */
@@ -187,31 +186,34 @@ CUDA_DEVICE void words_of_codes(const uint8_t *codes, uint32_t *words)
     }
 }
 
-/* The rule as core/num has it, on a block in units: multiplier, and codes q + 8. Rare, and so a function of its own. */
-static __device__ __noinline__ uint32_t int4p_by_rule(const float *y, uint8_t *codes)
+/* What the rule gives for the halves of a lane that `asks` has bits for, as core/num has it, and how many elements are
+ * saturated, if that counts; elements are in memory, unit is +-2^-E of a half. Rare, and so a function of its own. */
+static __device__ __noinline__ void int4p_by_rule(const float *x, float first_unit, float second_unit, uint32_t asks,
+                                                  bool counts, codes32 *out)
 {
-    uint32_t m = (uint32_t)nbl_int4p_choose_multiplier(y, BLOCK16);
-    float inverse = 1.0f / (float)m;
 #pragma unroll 1
-    for (uint32_t i = 0; i < BLOCK16; ++i) {
-        uint64_t ignored = 0;
-        codes[i] = (uint8_t)(nbl_round_clamped(y[i] * inverse, NBL_INT4P_CODE_MAX, &ignored) + 8);
+    for (uint32_t half = 0; half < 2u; ++half) {
+        float y[BLOCK16];
+        uint8_t codes[BLOCK16];
+        uint64_t saturated = 0;
+        float unit = half == 0 ? first_unit : second_unit;
+#pragma unroll 1
+        for (uint32_t i = 0; i < BLOCK16; ++i) {
+            y[i] = x[BLOCK16 * half + i] * unit;
+        }
+        bool asked = (asks >> half & 1u) != 0;
+        uint32_t m = asked ? (uint32_t)nbl_int4p_choose_multiplier(y, BLOCK16) : out->multiplier[half];
+        float inverse = 1.0f / (float)m;
+#pragma unroll 1
+        for (uint32_t i = 0; i < BLOCK16; ++i) {
+            codes[i] = (uint8_t)(nbl_round_clamped(y[i] * inverse, NBL_INT4P_CODE_MAX, &saturated) + 8);
+        }
+        if (asked) {
+            out->multiplier[half] = m;
+            words_of_codes(codes, &out->words[2u * half]);
+        }
+        out->saturated += counts ? (uint32_t)saturated : 0u;
     }
-    return m;
-}
-
-/* The same, of half a lane: its two words. */
-CUDA_DEVICE uint32_t int4p_block_by_rule(const float *x, float unit, uint32_t *words)
-{
-    float y[BLOCK16];
-    uint8_t codes[BLOCK16];
-#pragma unroll
-    for (uint32_t i = 0; i < BLOCK16; ++i) {
-        y[i] = x[i] * unit;
-    }
-    uint32_t m = int4p_by_rule(y, codes);
-    words_of_codes(codes, words);
-    return m;
 }
 
 /* What the search finds for a block. */
@@ -246,26 +248,16 @@ CUDA_DEVICE int4p_choice int4p_search(const float *x, float amax, float unit, fl
     return out;
 }
 
-/* One block of int4p: its words, its multiplier, and how many of its elements are saturated, if that counts. amax is
- * |largest element| * 2^-E; unit is +-2^-E, of_unit +-2^E. */
+/* One block of int4p: its words and its multiplier, unless it asks the rule. amax is |largest element| * 2^-E; unit is
+ * +-2^-E, of_unit +-2^E. */
 template <bool EXACT>
-CUDA_DEVICE uint32_t int4p_block(const float (&x)[BLOCK16], float amax, float unit, float of_unit,
-                                 const float *reciprocals, bool counts, uint32_t *words, uint32_t *saturated)
+CUDA_DEVICE bool int4p_block(const float (&x)[BLOCK16], float amax, float unit, float of_unit, const float *reciprocals,
+                             uint32_t *words, uint32_t *multiplier)
 {
     int4p_choice choice = int4p_search<EXACT>(x, fminf(amax, NBL_INT4P_PEAK), unit, of_unit, reciprocals);
-    uint32_t multiplier = nbl_bits_of(choice.multiplier + NBL_MAGIC) & 31u;
+    *multiplier = nbl_bits_of(choice.multiplier + NBL_MAGIC) & 31u;
     int4p_codes(x, choice.reciprocal * unit, words);
-    if (choice.is_near | (amax > NBL_INT4P_PEAK)) { /* or beyond the largest exponent */
-        multiplier = int4p_block_by_rule(x, unit, words);
-    }
-    if (counts) {
-        float inverse = reciprocals[multiplier] * unit;
-#pragma unroll
-        for (uint32_t i = 0; i < BLOCK16; ++i) {
-            *saturated += fabsf(x[i] * inverse) >= INT4P_SATURATES;
-        }
-    }
-    return multiplier;
+    return choice.is_near | (amax > NBL_INT4P_PEAK); /* or beyond the largest exponent */
 }
 
 /** How a caller of quantize32 is. */
@@ -275,19 +267,20 @@ enum quantize_mode {
     QUANTIZE_CODES /**< vector after vector of stored codes times one power of two */
 };
 
-/** int4p (NUM 3.5). counts: saturated elements are to be counted. */
+/** int4p (NUM 3.5). elements: the lane's in memory, or NULL; counts: saturated ones are to be counted. */
 template <uint32_t MODE>
-CUDA_DEVICE void quantize32_int4p(const float (&x)[VECTOR32], const range32 &range, const float *reciprocals,
-                                  bool counts, codes32 *out)
+CUDA_DEVICE void quantize32_int4p(const float (&x)[VECTOR32], const float *elements, const range32 &range,
+                                  const float *reciprocals, bool counts, codes32 *out)
 {
     int32_t e = nbl_exponent_for(nbl_float_of(range.vector), NBL_INT4P_PEAK, NBL_E_MIN, NBL_E_MAX);
     float unit = nbl_pow2(-e), of_unit = nbl_pow2(e);
+    uint32_t asks = 0;
     out->exponent[0] = out->exponent[1] = e;
     out->saturated = 0;
 #pragma unroll MODE == QUANTIZE_ONCE ? 1 : 2
     for (uint32_t half = 0; half < 2u; ++half) {
         float block[BLOCK16];
-        uint32_t words[2];
+        uint32_t words[2], multiplier;
         bool is_first = half == 0;
 #pragma unroll
         for (uint32_t i = 0; i < BLOCK16; ++i) {
@@ -295,14 +288,25 @@ CUDA_DEVICE void quantize32_int4p(const float (&x)[VECTOR32], const range32 &ran
         }
         float sign = is_first ? range.sign[0] : range.sign[1];
         float amax = is_first ? range.half[0] : range.half[1];
-        uint32_t multiplier = int4p_block<MODE == QUANTIZE_CODES>(block, amax * unit, sign * unit, sign * of_unit,
-                                                                  reciprocals, counts, words, &out->saturated);
+        asks |= (uint32_t)int4p_block<MODE == QUANTIZE_CODES>(block, amax * unit, sign * unit, sign * of_unit,
+                                                              reciprocals, words, &multiplier)
+                << half;
         out->words[0] = is_first ? words[0] : out->words[0];
         out->words[1] = is_first ? words[1] : out->words[1];
         out->multiplier[0] = is_first ? multiplier : out->multiplier[0];
         out->words[2] = words[0];
         out->words[3] = words[1];
         out->multiplier[1] = multiplier;
+    }
+    if (asks != 0 || counts) {
+        codes32 other = *out;
+        float y[VECTOR32];
+        if (elements == NULL) {
+            memcpy(y, x, sizeof y);
+            elements = y;
+        }
+        int4p_by_rule(elements, range.sign[0] * unit, range.sign[1] * unit, asks, counts, &other);
+        *out = other;
     }
 }
 
@@ -457,7 +461,7 @@ CUDA_DEVICE void quantize32(const float (&x)[VECTOR32], const range32 &range, co
     if (FAMILY == FAMILY_INT8 || format == NBL_INT8) {
         quantize32_int8(x, range, out);
     } else if (FAMILY == FAMILY_INT4P || (FAMILY == FAMILY_ANY && format == NBL_INT4P)) {
-        quantize32_int4p<MODE>(x, range, reciprocals, counts, out);
+        quantize32_int4p<MODE>(x, NULL, range, reciprocals, counts, out);
     } else {
         quantize32_mxfp4(x, range, counts, out);
     }

@@ -200,11 +200,17 @@ CUDA_DEVICE void unstage_as_rotated(const uint8_t *stage, float (&x)[VECTOR32])
     }
 }
 
-/** The lane's block of 32 elements out of the stage: block lane % 4 of vector lane / 4. */
-CUDA_DEVICE void unstage_rotated(const uint8_t *stage, float (&x)[VECTOR32])
+/** Where the lane's block of 32 elements is in the stage: block lane % 4 of vector lane / 4. */
+CUDA_DEVICE const float *staged_elements(const uint8_t *stage)
 {
     uint32_t lane = threadIdx.x % WARP_LANES;
-    take_floats((const uint4 *)(const void *)(stage + stage_place(lane / 4u, 8u * (lane % 4u))), x, 8);
+    return (const float *)(const void *)(stage + stage_place(lane / 4u, 8u * (lane % 4u)));
+}
+
+/** These elements out of the stage. */
+CUDA_DEVICE void unstage_rotated(const uint8_t *stage, float (&x)[VECTOR32])
+{
+    take_floats((const uint4 *)(const void *)staged_elements(stage), x, 8);
 }
 
 /* ------------------------------------------------------------------------------------------------ exactness */
