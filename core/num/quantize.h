@@ -46,14 +46,10 @@ NBL_FN float nbl_amax(const float *x, uint32_t n)
 /** Smallest e in [low, high] with amax <= peak * 2^e, high if there is none. peak in [4, 256), exact comparisons. */
 NBL_FN int32_t nbl_exponent_for(float amax, float peak, int32_t low, int32_t high)
 {
-    if (amax <= peak * nbl_pow2(low)) {
-        return low;
-    }
-    /* Both are normal here; compare the significands once the exponents are taken out. */
-    int32_t e = nbl_exponent_of(amax) - nbl_exponent_of(peak);
-    uint32_t significand_a = nbl_bits_of(amax) & 0x7fffffu;
-    uint32_t significand_p = nbl_bits_of(peak) & 0x7fffffu;
-    e += significand_a > significand_p;
+    /* The difference of exponents, and one more if amax has the larger significand, which then carries. Subnormal
+     * numbers come out below any `low`. */
+    uint32_t carry = 0x7fffffu - (nbl_bits_of(peak) & 0x7fffffu);
+    int32_t e = (int32_t)((nbl_bits_of(amax) + carry) >> 23) - (int32_t)(nbl_bits_of(peak) >> 23);
     return nbl_clamp_i32(e, low, high);
 }
 

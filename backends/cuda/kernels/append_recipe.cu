@@ -94,10 +94,17 @@ static __device__ __noinline__ void recipe_by_rule(const uint8_t *input, const r
 struct recipe_vector {
     uint32_t token; /* of the block */
     bool active;    /* there is one, with a place for the format */
+    token_place at; /* see keeps_place */
     uint32_t least; /* of its inputs; see rotate */
     uint32_t next;  /* token of the block that the pass to fetch begins with */
     uint32_t end;   /* and that those to fetch end before */
 };
+
+/* 1 if a loop has the registers to know the place of a vector before it is stored. */
+static __host__ __device__ constexpr bool keeps_place(uint32_t format, uint32_t n)
+{
+    return format == NBL_INT8 && n == ROTATE_DIM;
+}
 
 /* Counts vectors (NUM 3.3); a function of its own, as few callers want that. */
 static __device__ __noinline__ void recipe_count(block_stats *total, uint32_t nonzero, uint32_t saturated,
@@ -139,11 +146,11 @@ static __device__ void recipe_int4p(const append_params &p, const append_work &w
 }
 
 /* Stores codes as rotated_codes.cuh makes them. */
-template <uint32_t FORMAT, uint32_t KIND>
+template <uint32_t FORMAT, uint32_t KIND, uint32_t N>
 static __device__ void recipe_store(const append_work &w, const append_shared *s, uint8_t *stage,
                                     const recipe_vector &v, const codes32 &q)
 {
-    token_place at = s->places[v.token];
+    token_place at = keeps_place(FORMAT, N) ? v.at : s->places[v.token];
     if (v.active && (FORMAT != NBL_INT8 || w.team.b == 0)) {
         at.scales[w.team.b * at.plane_bytes] = nbl_e8m0_encode(q.exponent[0]);
     }
@@ -163,12 +170,16 @@ static __device__ void recipe_rotated(const append_params &p, const append_work 
     codes32 q;
     rotated_range range = rotated_range_of(x);
     uint32_t others = recipe_others<KIND>(w, *r, v.least, range.vector, v.active);
-    if (others != 0) { /* no element stays in a register meanwhile */
-        stage_rotated(r->stage, x);
-        __syncwarp();
+    if (others != 0) {
+        if (FORMAT != NBL_INT8) { /* short of registers: no element stays in one meanwhile */
+            stage_rotated(r->stage, x);
+            __syncwarp();
+        }
         recipe_by_rule<N, KIND == NBL_KIND_K>(r->slots + r->slot, r->tables, r->stage, others,
                                               p.stats != NULL ? &s->total : NULL);
-        unstage_as_rotated(r->stage, x);
+        if (FORMAT != NBL_INT8 || (others >> (threadIdx.x % WARP_LANES & ~3u) & 1u) != 0) { /* the first lane of the vector */
+            unstage_as_rotated(r->stage, x);
+        }
         range = rotated_range_of(x);
     }
     __syncwarp();
@@ -182,7 +193,7 @@ static __device__ void recipe_rotated(const append_params &p, const append_work 
             rotated_k_words(w.team.b, &q);
         }
     }
-    recipe_store<FORMAT, KIND>(w, s, r->stage, v, q);
+    recipe_store<FORMAT, KIND, N>(w, s, r->stage, v, q);
     if (p.stats != NULL) {
         recipe_count(&s->total, codes32_nonzero(q, FORMAT), q.saturated, range.vector, v.active);
     }
@@ -200,8 +211,13 @@ static __device__ void recipe_tokens(const append_params &p, const append_work &
         ptx_cp_async_wait<RECIPE_SLOTS - 1>();
         __syncwarp(); /* nor does anybody read the stage any more */
         v.token = min(first + w.team.vector, APPEND_TOKENS_MAX - 1u);
-        v.active = (first + w.team.vector < end) & (s->places[v.token].codes != NULL) &
-                   (s->places[v.token].format == FORMAT);
+        if (keeps_place(FORMAT, N)) {
+            v.at = s->places[v.token];
+        } else {
+            v.at.codes = s->places[v.token].codes;
+            v.at.format = s->places[v.token].format;
+        }
+        v.active = (first + w.team.vector < end) & (v.at.codes != NULL) & (v.at.format == FORMAT);
         v.next = first + RECIPE_SLOTS * RECIPE_STEP;
         v.end = end;
         v.least = rotate<N, KIND == NBL_KIND_K>(r->slot, r->lane, w.team, r->tables, x);

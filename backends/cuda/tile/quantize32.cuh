@@ -94,6 +94,7 @@ CUDA_DEVICE void quantize32_int8_saturated(const float (&x)[VECTOR32], const flo
 CUDA_DEVICE void quantize32_int8(const float (&x)[VECTOR32], const range32 &range, codes32 *out)
 {
     int32_t e = nbl_exponent_for(nbl_float_of(range.vector), (float)NBL_INT8_CODE_MAX, NBL_E_MIN, NBL_E_MAX);
+    __builtin_assume(e >= NBL_E_MIN && e <= NBL_E_MAX);
     float unit = nbl_pow2(-e);
     float inverse[2] = {range.sign[0] * unit, range.sign[1] * unit};
     out->exponent[0] = out->exponent[1] = e;
@@ -273,6 +274,7 @@ CUDA_DEVICE void quantize32_int4p(const float (&x)[VECTOR32], const float *eleme
                                   const float *reciprocals, bool counts, codes32 *out)
 {
     int32_t e = nbl_exponent_for(nbl_float_of(range.vector), NBL_INT4P_PEAK, NBL_E_MIN, NBL_E_MAX);
+    __builtin_assume(e >= NBL_E_MIN && e <= NBL_E_MAX);
     float unit = nbl_pow2(-e), of_unit = nbl_pow2(e);
     uint32_t asks = 0;
     out->exponent[0] = out->exponent[1] = e;
