@@ -16,8 +16,9 @@
 #define RECIPE_STEP (WARPS * ROTATE_TOKENS) /* tokens of a pass of all warps */
 #define RECIPE_SLOT_BYTES (ROTATE_TOKENS * ROTATE_INPUT_BYTES)
 #define RECIPE_STAGE_BYTES (ROTATE_TOKENS * ROTATE_STAGE_BYTES)
-#define RECIPE_SHARED_BYTES \
-    ((uint32_t)sizeof(rotate_tables) + WARPS * (RECIPE_STAGE_BYTES + RECIPE_SLOTS * RECIPE_SLOT_BYTES))
+#define RECIPE_TABLES_AT (WARPS * (RECIPE_STAGE_BYTES + RECIPE_SLOTS * RECIPE_SLOT_BYTES))
+#define RECIPE_BLOCK_AT (RECIPE_TABLES_AT + (uint32_t)sizeof(rotate_tables))
+#define RECIPE_SHARED_BYTES (RECIPE_BLOCK_AT + (uint32_t)sizeof(append_shared)) /* all from one address */
 
 /* What a thread needs for it. A pass is fetched in chunks of 16 bytes, half a row by every 8 lanes. */
 struct append_recipe {
@@ -39,7 +40,7 @@ static __device__ append_recipe recipe_of(const append_work &w)
     r.stage = stages + warp * RECIPE_STAGE_BYTES;
     r.tables = w.kind == NBL_KIND_K ? (rotate_tables *)(void *)(stages + WARPS * RECIPE_STAGE_BYTES) : NULL;
     r.lane = rotate_lane_of(r.slots);
-    r.to = (ptx_shared_address(r.slots) +
+    r.to = ptx_settle(ptx_shared_address(r.slots) +
                       rotate_input_byte(threadIdx.x % WARP_LANES / 16u, threadIdx.x % 16u));
     r.slot = 0;
     r.from = row_of(w, threadIdx.x % WARP_LANES / 16u) + threadIdx.x % 16u * 16u;
@@ -117,26 +118,32 @@ static __device__ __noinline__ void recipe_count(block_stats *total, uint32_t no
     add_block(&total->flushed, counts_vector && vector != 0 && nonzero == 0);
 }
 
+/* Largest magnitudes of the lane's block of 32 in the stage. */
+static __device__ range32 staged_range(const uint8_t *stage)
+{
+    float x[VECTOR32];
+    take_floats((const uint4 *)(const void *)staged_elements(stage), x, VECTOR32 / 4u);
+    return range32_of<true>(x, team32_of(ROTATE_DIM));
+}
+
 /* Quantizes and stores int4p, from blocks of 32. */
 template <uint32_t KIND, uint32_t N>
 static __device__ void recipe_int4p(const append_params &p, const append_work &w, append_shared *s, append_recipe *r,
-                                    const recipe_vector &v, float (&x)[VECTOR32])
+                                    const recipe_vector &v, const float (&x)[VECTOR32])
 {
     codes32 q;
     stage_rotated(r->stage, x);
     __syncwarp();
-    unstage_rotated(r->stage, x);
-    range32 range = range32_of<true>(x, w.team);
+    range32 range = staged_range(r->stage);
     uint32_t others = recipe_others<KIND>(w, *r, v.least, range.vector, v.active);
     if (others != 0) {
         recipe_by_rule<N, KIND == NBL_KIND_K>(r->slots + r->slot, r->tables, r->stage, others,
                                               p.stats != NULL ? &s->total : NULL);
-        unstage_rotated(r->stage, x);
-        range = range32_of<true>(x, w.team);
+        range = staged_range(r->stage);
     }
     __syncwarp();
     recipe_fetch(w, v.next, v.end, r);
-    quantize32_int4p<QUANTIZE_MANY>(x, staged_elements(r->stage), range, s->reciprocals, p.stats != NULL, &q);
+    quantize32_int4p_staged(staged_elements(r->stage), range, s->reciprocals, p.stats != NULL, &q);
     token_place at = s->places[v.token]; /* only now: registers */
     at.format = NBL_INT4P;
     store_block<FAMILY_INT4P>(w, s, w.team.b, at, r->stage, v.token, v.active, q);
@@ -367,14 +374,14 @@ template <uint32_t FAMILY>
 static __global__ void __launch_bounds__(THREADS, blocks_of(FAMILY))
     append_recipe_kernel(const __grid_constant__ append_params p)
 {
-    __shared__ append_shared s;
-    append_block_begin(p, &s);
+    append_shared *s = (append_shared *)(void *)((uint8_t *)dynamic_memory() + RECIPE_BLOCK_AT);
+    append_block_begin(p, s);
     if (blockIdx.y == NBL_KIND_K) {
-        append_kind<FAMILY, NBL_KIND_K>(p, &s);
+        append_kind<FAMILY, NBL_KIND_K>(p, s);
     } else {
-        append_kind<FAMILY, NBL_KIND_V>(p, &s);
+        append_kind<FAMILY, NBL_KIND_V>(p, s);
     }
-    append_block_end(p, &s);
+    append_block_end(p, s);
 }
 
 extern "C" int nbl_cuda_append_is_recipe(const append_params *p)
@@ -398,5 +405,5 @@ extern "C" cudaError_t nbl_cuda_append_recipe(const append_params *params, cudaS
     void (*kernel)(const append_params) = family == FAMILY_INT8    ? append_recipe_kernel<FAMILY_INT8>
                                           : family == FAMILY_INT4P ? append_recipe_kernel<FAMILY_INT4P>
                                                                    : append_recipe_kernel<FAMILY_MXFP4>;
-    return append_launch(kernel, &p, RECIPE_SHARED_BYTES, stream);
+    return append_launch(kernel, &p, RECIPE_SHARED_BYTES, 0, stream);
 }

@@ -169,12 +169,12 @@ CUDA_DEVICE void append_block_end(const append_params &p, append_shared *s)
     }
 }
 
-/** Launches a kernel whose blocks have `shared` bytes of dynamic shared memory. */
+/** Launches a kernel whose blocks have `shared` bytes of dynamic shared memory beside what it declares. */
 static inline cudaError_t append_launch(void (*kernel)(const append_params), append_params *p, uint32_t shared,
-                                        cudaStream_t stream)
+                                        uint32_t declared, cudaStream_t stream)
 {
     p->block_tokens = block_tokens_for(p->tokens, p->kv_heads, p->processors, APPEND_GROUPS_MAX);
-    cudaError_t error = shared_memory_for((const void *)kernel, shared, sizeof(append_shared));
+    cudaError_t error = shared_memory_for((const void *)kernel, shared, declared);
     if (error != cudaSuccess) {
         return error;
     }

@@ -252,7 +252,7 @@ CUDA_DEVICE int4p_choice int4p_search(const float *x, float amax, float unit, fl
 /* One block of int4p: its words and its multiplier, unless it asks the rule. amax is |largest element| * 2^-E; unit is
  * +-2^-E, of_unit +-2^E. */
 template <bool EXACT>
-CUDA_DEVICE bool int4p_block(const float (&x)[BLOCK16], float amax, float unit, float of_unit, const float *reciprocals,
+CUDA_DEVICE bool int4p_block(const float *x, float amax, float unit, float of_unit, const float *reciprocals,
                              uint32_t *words, uint32_t *multiplier)
 {
     int4p_choice choice = int4p_search<EXACT>(x, fminf(amax, NBL_INT4P_PEAK), unit, of_unit, reciprocals);
@@ -265,13 +265,15 @@ CUDA_DEVICE bool int4p_block(const float (&x)[BLOCK16], float amax, float unit, 
 enum quantize_mode {
     QUANTIZE_MANY, /**< vector after vector */
     QUANTIZE_ONCE, /**< code that runs once: shorter, although it takes longer */
-    QUANTIZE_CODES /**< vector after vector of stored codes times one power of two */
+    QUANTIZE_CODES, /**< vector after vector of stored codes times one power of two */
+    QUANTIZE_STAGED /**< vector after vector, elements in shared memory */
 };
 
-/** int4p (NUM 3.5). elements: the lane's in memory, or NULL; counts: saturated ones are to be counted. */
-template <uint32_t MODE>
-CUDA_DEVICE void quantize32_int4p(const float (&x)[VECTOR32], const float *elements, const range32 &range,
-                                  const float *reciprocals, bool counts, codes32 *out)
+/* int4p (NUM 3.5). take(half, block) gives a half of the lane; elements: all of them in memory if
+ * MODE says so. */
+template <uint32_t MODE, typename TAKE>
+CUDA_DEVICE void int4p_halves(const TAKE &take, const float *elements, const range32 &range, const float *reciprocals,
+                              bool counts, codes32 *out)
 {
     int32_t e = nbl_exponent_for(nbl_float_of(range.vector), NBL_INT4P_PEAK, NBL_E_MIN, NBL_E_MAX);
     __builtin_assume(e >= NBL_E_MIN && e <= NBL_E_MAX);
@@ -279,15 +281,12 @@ CUDA_DEVICE void quantize32_int4p(const float (&x)[VECTOR32], const float *eleme
     uint32_t asks = 0;
     out->exponent[0] = out->exponent[1] = e;
     out->saturated = 0;
-#pragma unroll MODE == QUANTIZE_ONCE ? 1 : 2
+#pragma unroll MODE == QUANTIZE_ONCE || MODE == QUANTIZE_STAGED ? 1 : 2
     for (uint32_t half = 0; half < 2u; ++half) {
         float block[BLOCK16];
         uint32_t words[2], multiplier;
         bool is_first = half == 0;
-#pragma unroll
-        for (uint32_t i = 0; i < BLOCK16; ++i) {
-            block[i] = is_first ? x[i] : x[BLOCK16 + i];
-        }
+        take(half, block);
         float sign = is_first ? range.sign[0] : range.sign[1];
         float amax = is_first ? range.half[0] : range.half[1];
         asks |= (uint32_t)int4p_block<MODE == QUANTIZE_CODES>(block, amax * unit, sign * unit, sign * of_unit,
@@ -302,14 +301,39 @@ CUDA_DEVICE void quantize32_int4p(const float (&x)[VECTOR32], const float *eleme
     }
     if (asks != 0 || counts) {
         codes32 other = *out;
-        float y[VECTOR32];
-        if (elements == NULL) {
-            memcpy(y, x, sizeof y);
-            elements = y;
+        float y[2][BLOCK16];
+        if (MODE != QUANTIZE_STAGED) {
+            take(0, y[0]);
+            take(1, y[1]);
+            elements = y[0];
         }
         int4p_by_rule(elements, range.sign[0] * unit, range.sign[1] * unit, asks, counts, &other);
         *out = other;
     }
+}
+
+/** int4p of a lane's elements. counts: saturated ones are to be counted. */
+template <uint32_t MODE>
+CUDA_DEVICE void quantize32_int4p(const float (&x)[VECTOR32], const range32 &range, const float *reciprocals,
+                                  bool counts, codes32 *out)
+{
+    auto take = [&](uint32_t half, float *block) {
+#pragma unroll
+        for (uint32_t i = 0; i < BLOCK16; ++i) {
+            block[i] = half == 0 ? x[i] : x[BLOCK16 + i];
+        }
+    };
+    int4p_halves<MODE>(take, NULL, range, reciprocals, counts, out);
+}
+
+/** The same of elements in shared memory: half as many in registers at a time, and half as much code. */
+CUDA_DEVICE void quantize32_int4p_staged(const float *elements, const range32 &range, const float *reciprocals,
+                                         bool counts, codes32 *out)
+{
+    auto take = [&](uint32_t half, float *block) {
+        take_floats((const uint4 *)(const void *)(elements + BLOCK16 * half), block, BLOCK16 / 4u);
+    };
+    int4p_halves<QUANTIZE_STAGED>(take, elements, range, reciprocals, counts, out);
 }
 
 /* ------------------------------------------------------------------------------------------------ mxfp4 */
@@ -463,7 +487,7 @@ CUDA_DEVICE void quantize32(const float (&x)[VECTOR32], const range32 &range, co
     if (FAMILY == FAMILY_INT8 || format == NBL_INT8) {
         quantize32_int8(x, range, out);
     } else if (FAMILY == FAMILY_INT4P || (FAMILY == FAMILY_ANY && format == NBL_INT4P)) {
-        quantize32_int4p<MODE>(x, NULL, range, reciprocals, counts, out);
+        quantize32_int4p<MODE>(x, range, reciprocals, counts, out);
     } else {
         quantize32_mxfp4(x, range, counts, out);
     }

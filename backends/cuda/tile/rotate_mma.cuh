@@ -207,12 +207,6 @@ CUDA_DEVICE const float *staged_elements(const uint8_t *stage)
     return (const float *)(const void *)(stage + stage_place(lane / 4u, 8u * (lane % 4u)));
 }
 
-/** These elements out of the stage. */
-CUDA_DEVICE void unstage_rotated(const uint8_t *stage, float (&x)[VECTOR32])
-{
-    take_floats((const uint4 *)(const void *)staged_elements(stage), x, 8);
-}
-
 /* ------------------------------------------------------------------------------------------------ exactness */
 
 /* Least magnitude of the lane's block of 32 that is not zero, as bits of bf16, less one; before shifts, which make none
