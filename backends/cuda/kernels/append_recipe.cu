@@ -107,15 +107,12 @@ static __host__ __device__ constexpr bool keeps_place(uint32_t format, uint32_t 
     return format == NBL_INT8 && n == ROTATE_DIM;
 }
 
-/* Counts vectors (NUM 3.3); a function of its own, as few callers want that. */
+/* Counts a lane's codes (NUM 3.3); a function of its own, as few callers want that. */
 static __device__ __noinline__ void recipe_count(block_stats *total, uint32_t nonzero, uint32_t saturated,
-                                                 uint32_t vector, bool active)
+                                                 uint32_t most, bool active)
 {
-    bool counts_vector = active && threadIdx.x % (ROTATE_DIM / VECTOR32) == 0;
-    nonzero = team32_max4(nonzero);
-    add_block(&total->vectors, counts_vector);
-    add_block(&total->saturated, active ? saturated : 0u);
-    add_block(&total->flushed, counts_vector && vector != 0 && nonzero == 0);
+    bool is_first = threadIdx.x % (ROTATE_DIM / VECTOR32) == 0;
+    block_stats_add_vectors(total, active && is_first, team32_max4(nonzero), most, active ? saturated : 0u);
 }
 
 /* Largest magnitudes of the lane's block of 32 in the stage. */

@@ -477,15 +477,22 @@ CUDA_DEVICE void block_stats_add_inputs(block_stats *total, const block16_counts
     add_block(&total->saturated, active ? counts.saturated : 0u);
 }
 
-/** Counts what quantize32 found (NUM 3.3), likewise. */
+/** Counts vectors (NUM 3.3), likewise. counts: the lane is the first one of a vector; nonzero: some code of the vector
+ *  is not that of zero; most: its largest magnitude, as bits; saturated: of the lane's elements. */
+CUDA_DEVICE void block_stats_add_vectors(block_stats *total, bool counts, uint32_t nonzero, uint32_t most,
+                                         uint32_t saturated)
+{
+    add_block(&total->vectors, counts);
+    add_block(&total->saturated, saturated);
+    add_block(&total->flushed, counts && most != 0 && nonzero == 0);
+}
+
+/** The same of what quantize32 found. */
 CUDA_DEVICE void block_stats_add(block_stats *total, const codes32 &q, const range32 &range, const team32 &team,
                                  uint32_t format, bool active)
 {
     uint32_t nonzero = team32_max(team, codes32_nonzero(q, format));
-    bool counts_vector = active && team.b == 0;
-    add_block(&total->vectors, counts_vector);
-    add_block(&total->saturated, active ? q.saturated : 0u);
-    add_block(&total->flushed, counts_vector && range.vector != 0 && nonzero == 0);
+    block_stats_add_vectors(total, active && team.b == 0, nonzero, range.vector, active ? q.saturated : 0u);
 }
 
 CUDA_DEVICE void add_global(uint64_t *counter, uint32_t value)
