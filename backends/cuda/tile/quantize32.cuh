@@ -187,34 +187,32 @@ CUDA_DEVICE void words_of_codes(const uint8_t *codes, uint32_t *words)
     }
 }
 
-/* What the rule gives for the halves of a lane that `asks` has bits for, as core/num has it, and how many elements are
- * saturated, if that counts; elements are in memory, unit is +-2^-E of a half. Rare, and so a function of its own. */
-static __device__ __noinline__ void int4p_by_rule(const float *x, float first_unit, float second_unit, uint32_t asks,
-                                                  bool counts, codes32 *out)
+/* What a block of int4p became. */
+struct int4p_codes_of {
+    uint32_t words[2];
+    uint32_t multiplier;
+    uint32_t saturated;
+};
+
+/* A block as core/num has it, elements in memory, unit +-2^-E: all of it, or only what is saturated for a multiplier
+ * found before. Rare, and so a function of its own. */
+static __device__ __noinline__ void int4p_by_rule(const float *x, float unit, bool searches, int4p_codes_of *out)
 {
+    float y[BLOCK16];
+    uint8_t codes[BLOCK16];
+    uint64_t saturated = 0;
 #pragma unroll 1
-    for (uint32_t half = 0; half < 2u; ++half) {
-        float y[BLOCK16];
-        uint8_t codes[BLOCK16];
-        uint64_t saturated = 0;
-        float unit = half == 0 ? first_unit : second_unit;
-#pragma unroll 1
-        for (uint32_t i = 0; i < BLOCK16; ++i) {
-            y[i] = x[BLOCK16 * half + i] * unit;
-        }
-        bool asked = (asks >> half & 1u) != 0;
-        uint32_t m = asked ? (uint32_t)nbl_int4p_choose_multiplier(y, BLOCK16) : out->multiplier[half];
-        float inverse = 1.0f / (float)m;
-#pragma unroll 1
-        for (uint32_t i = 0; i < BLOCK16; ++i) {
-            codes[i] = (uint8_t)(nbl_round_clamped(y[i] * inverse, NBL_INT4P_CODE_MAX, &saturated) + 8);
-        }
-        if (asked) {
-            out->multiplier[half] = m;
-            words_of_codes(codes, &out->words[2u * half]);
-        }
-        out->saturated += counts ? (uint32_t)saturated : 0u;
+    for (uint32_t i = 0; i < BLOCK16; ++i) {
+        y[i] = x[i] * unit;
     }
+    out->multiplier = searches ? (uint32_t)nbl_int4p_choose_multiplier(y, BLOCK16) : out->multiplier;
+    float inverse = 1.0f / (float)out->multiplier;
+#pragma unroll 1
+    for (uint32_t i = 0; i < BLOCK16; ++i) {
+        codes[i] = (uint8_t)(nbl_round_clamped(y[i] * inverse, NBL_INT4P_CODE_MAX, &saturated) + 8);
+    }
+    out->saturated = (uint32_t)saturated;
+    words_of_codes(codes, out->words);
 }
 
 /* What the search finds for a block. */
@@ -249,66 +247,57 @@ CUDA_DEVICE int4p_choice int4p_search(const float *x, float amax, float unit, fl
     return out;
 }
 
-/* One block of int4p: its words and its multiplier, unless it asks the rule. amax is |largest element| * 2^-E; unit is
- * +-2^-E, of_unit +-2^E. */
+/* One block of int4p. elements: the same in memory, or NULL; amax is |largest element| * 2^-E; unit is +-2^-E, of_unit
+ * +-2^E; counts: saturated elements are to be counted. */
 template <bool EXACT>
-CUDA_DEVICE bool int4p_block(const float *x, float amax, float unit, float of_unit, const float *reciprocals,
-                             uint32_t *words, uint32_t *multiplier)
+CUDA_DEVICE int4p_codes_of int4p_block(const float (&x)[BLOCK16], const float *elements, float amax, float unit,
+                                       float of_unit, const float *reciprocals, bool counts)
 {
     int4p_choice choice = int4p_search<EXACT>(x, fminf(amax, NBL_INT4P_PEAK), unit, of_unit, reciprocals);
-    *multiplier = nbl_bits_of(choice.multiplier + NBL_MAGIC) & 31u;
-    int4p_codes(x, choice.reciprocal * unit, words);
-    return choice.is_near | (amax > NBL_INT4P_PEAK); /* or beyond the largest exponent */
+    int4p_codes_of out = {{0, 0}, nbl_bits_of(choice.multiplier + NBL_MAGIC) & 31u, 0};
+    int4p_codes(x, choice.reciprocal * unit, out.words);
+    bool asks = choice.is_near | (amax > NBL_INT4P_PEAK); /* or beyond the largest exponent */
+    if (asks || counts) {
+        float y[BLOCK16];
+        int4p_codes_of other = out;
+        if (elements == NULL) {
+            memcpy(y, x, sizeof y);
+        }
+        int4p_by_rule(elements == NULL ? y : elements, unit, asks, &other);
+        out = other;
+    }
+    return out;
 }
 
 /** How a caller of quantize32 is. */
 enum quantize_mode {
     QUANTIZE_MANY, /**< vector after vector */
     QUANTIZE_ONCE, /**< code that runs once: shorter, although it takes longer */
-    QUANTIZE_CODES, /**< vector after vector of stored codes times one power of two */
-    QUANTIZE_STAGED /**< vector after vector, elements in shared memory */
+    QUANTIZE_CODES /**< vector after vector of stored codes times one power of two */
 };
 
-/* int4p (NUM 3.5). take(half, block) gives a half of the lane; elements: all of them in memory if
- * MODE says so. */
-template <uint32_t MODE, typename TAKE>
-CUDA_DEVICE void int4p_halves(const TAKE &take, const float *elements, const range32 &range, const float *reciprocals,
-                              bool counts, codes32 *out)
+/* int4p (NUM 3.5) of the halves that block_of(half, amax, sign, unit, of_unit) gives codes of; ROLLED: as a loop. */
+template <bool ROLLED, typename BLOCK>
+CUDA_DEVICE void int4p_halves(const BLOCK &block_of, const range32 &range, codes32 *out)
 {
     int32_t e = nbl_exponent_for(nbl_float_of(range.vector), NBL_INT4P_PEAK, NBL_E_MIN, NBL_E_MAX);
     __builtin_assume(e >= NBL_E_MIN && e <= NBL_E_MAX);
     float unit = nbl_pow2(-e), of_unit = nbl_pow2(e);
-    uint32_t asks = 0;
     out->exponent[0] = out->exponent[1] = e;
     out->saturated = 0;
-#pragma unroll MODE == QUANTIZE_ONCE || MODE == QUANTIZE_STAGED ? 1 : 2
+#pragma unroll ROLLED ? 1 : 2
     for (uint32_t half = 0; half < 2u; ++half) {
-        float block[BLOCK16];
-        uint32_t words[2], multiplier;
         bool is_first = half == 0;
-        take(half, block);
         float sign = is_first ? range.sign[0] : range.sign[1];
         float amax = is_first ? range.half[0] : range.half[1];
-        asks |= (uint32_t)int4p_block<MODE == QUANTIZE_CODES>(block, amax * unit, sign * unit, sign * of_unit,
-                                                              reciprocals, words, &multiplier)
-                << half;
-        out->words[0] = is_first ? words[0] : out->words[0];
-        out->words[1] = is_first ? words[1] : out->words[1];
-        out->multiplier[0] = is_first ? multiplier : out->multiplier[0];
-        out->words[2] = words[0];
-        out->words[3] = words[1];
-        out->multiplier[1] = multiplier;
-    }
-    if (asks != 0 || counts) {
-        codes32 other = *out;
-        float y[2][BLOCK16];
-        if (MODE != QUANTIZE_STAGED) {
-            take(0, y[0]);
-            take(1, y[1]);
-            elements = y[0];
-        }
-        int4p_by_rule(elements, range.sign[0] * unit, range.sign[1] * unit, asks, counts, &other);
-        *out = other;
+        int4p_codes_of block = block_of(half, amax * unit, sign * unit, sign * of_unit);
+        out->words[0] = is_first ? block.words[0] : out->words[0];
+        out->words[1] = is_first ? block.words[1] : out->words[1];
+        out->multiplier[0] = is_first ? block.multiplier : out->multiplier[0];
+        out->words[2] = block.words[0];
+        out->words[3] = block.words[1];
+        out->multiplier[1] = block.multiplier;
+        out->saturated += block.saturated;
     }
 }
 
@@ -317,23 +306,27 @@ template <uint32_t MODE>
 CUDA_DEVICE void quantize32_int4p(const float (&x)[VECTOR32], const range32 &range, const float *reciprocals,
                                   bool counts, codes32 *out)
 {
-    auto take = [&](uint32_t half, float *block) {
+    auto block_of = [&](uint32_t half, float amax, float unit, float of_unit) {
+        float block[BLOCK16];
 #pragma unroll
         for (uint32_t i = 0; i < BLOCK16; ++i) {
             block[i] = half == 0 ? x[i] : x[BLOCK16 + i];
         }
+        return int4p_block<MODE == QUANTIZE_CODES>(block, NULL, amax, unit, of_unit, reciprocals, counts);
     };
-    int4p_halves<MODE>(take, NULL, range, reciprocals, counts, out);
+    int4p_halves<MODE == QUANTIZE_ONCE>(block_of, range, out);
 }
 
 /** The same of elements in shared memory: half as many in registers at a time, and half as much code. */
 CUDA_DEVICE void quantize32_int4p_staged(const float *elements, const range32 &range, const float *reciprocals,
                                          bool counts, codes32 *out)
 {
-    auto take = [&](uint32_t half, float *block) {
+    auto block_of = [&](uint32_t half, float amax, float unit, float of_unit) {
+        float block[BLOCK16];
         take_floats((const uint4 *)(const void *)(elements + BLOCK16 * half), block, BLOCK16 / 4u);
+        return int4p_block<false>(block, elements + BLOCK16 * half, amax, unit, of_unit, reciprocals, counts);
     };
-    int4p_halves<QUANTIZE_STAGED>(take, elements, range, reciprocals, counts, out);
+    int4p_halves<true>(block_of, range, out);
 }
 
 /* ------------------------------------------------------------------------------------------------ mxfp4 */
