@@ -388,5 +388,5 @@ extern "C" cudaError_t nbl_cuda_append(const append_params *params, cudaStream_t
     }
     p.slots_at = max(GROUP_TOKENS * stage_row_bytes(p.v_dim), p.centering ? (uint32_t)sizeof(channel_tables) : 0u);
     uint32_t shared = p.slots_at + (usual ? SLOTS * THREADS * slot_bytes(p.k.dtype) : 0u); /* k and v have one type */
-    return append_launch(usual ? append_kernel<true> : append_kernel<false>, &p, shared, sizeof(append_shared), stream);
+    return append_launch(usual ? append_kernel<true> : append_kernel<false>, &p, shared, stream);
 }

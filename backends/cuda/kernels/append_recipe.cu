@@ -263,11 +263,11 @@ static __device__ bool is_in_whole_quad(const token_place &at)
 /* Places of all tokens of the block, two of a thread, and what quads of V are whole; a barrier follows. Returns 1 if
  * some of the thread's are int8, and 2 if some are not. */
 static __device__ uint32_t recipe_places(const append_params &p, const append_work &w, const int64_t (&slot)[2],
-                                         append_shared *s)
+                                         uint32_t count, append_shared *s)
 {
     uint32_t formats = 0;
 #pragma unroll 1
-    for (uint32_t t = threadIdx.x; t < p.block_tokens; t += THREADS) {
+    for (uint32_t t = threadIdx.x; t < count + threadIdx.x % WARP_LANES; t += THREADS) { /* by whole warps */
         token_place at = token_place_of_slot(&p.pages, t == threadIdx.x ? slot[0] : slot[1], w.first + t, w.kind,
                                              w.head, w.dim, p.status);
         s->places[t] = at;
@@ -294,9 +294,25 @@ static __device__ void recipe_begin(const append_work &w, uint32_t first, uint32
     recipe_fetch(w, first + RECIPE_STEP, end, r);
 }
 
+/* The blocks of a call in order, heads of a token side by side: most of V, K, and the rest of V in smaller blocks, so
+ * that all multiprocessors end at the same time. V first, since its blocks find out less before their first vector,
+ * while nothing else runs. */
+#define RECIPE_LATE_TOKENS (2u * GROUP_TOKENS)
+
+static __device__ bool recipe_is_k(const append_params &p)
+{
+    return blockIdx.x / p.kv_heads - p.early_blocks < p.k_blocks;
+}
+
 static __device__ append_work recipe_work(const append_params &p, uint32_t kind)
 {
-    append_work w = work_of(p, kind);
+    uint32_t block = blockIdx.x / p.kv_heads, tokens = p.block_tokens;
+    uint32_t first = (kind == NBL_KIND_K ? block - p.early_blocks : block) * tokens;
+    if (kind == NBL_KIND_V && block >= p.early_blocks) {
+        tokens = RECIPE_LATE_TOKENS;
+        first = p.early_blocks * p.block_tokens + (block - p.early_blocks - p.k_blocks) * tokens;
+    }
+    append_work w = work_of_tokens(p, kind, blockIdx.x % p.kv_heads, first, tokens);
     w.dim = ROTATE_DIM;
     w.team = team32_of(ROTATE_DIM);
     w.team.vector = ptx_settle(w.team.vector);
@@ -321,7 +337,7 @@ static __device__ void append_recipe_all(const append_params &p, append_shared *
         recipe_begin(w, recipe_first(first), count, &r); /* of whatever sequence they are */
         end = KIND == NBL_KIND_K ? recipe_sequence(p, w, r, first, count) : count;
         if (first == 0) {
-            uint32_t formats = recipe_places(p, w, slot, s);
+            uint32_t formats = recipe_places(p, w, slot, count, s);
             bool has_int8 = FORMAT == NBL_INT8 || __syncthreads_or((int)(formats & 1u)) != 0;
             bool has_others = FORMAT != NBL_INT8 && __syncthreads_or((int)(formats & 2u)) != 0;
             if (threadIdx.x == 0) {
@@ -373,7 +389,7 @@ static __global__ void __launch_bounds__(THREADS, blocks_of(FAMILY))
 {
     append_shared *s = (append_shared *)(void *)((uint8_t *)dynamic_memory() + RECIPE_BLOCK_AT);
     append_block_begin(p, s);
-    if (blockIdx.y == NBL_KIND_K) {
+    if (recipe_is_k(p)) {
         append_kind<FAMILY, NBL_KIND_K>(p, s);
     } else {
         append_kind<FAMILY, NBL_KIND_V>(p, s);
@@ -402,5 +418,15 @@ extern "C" cudaError_t nbl_cuda_append_recipe(const append_params *params, cudaS
     void (*kernel)(const append_params) = family == FAMILY_INT8    ? append_recipe_kernel<FAMILY_INT8>
                                           : family == FAMILY_INT4P ? append_recipe_kernel<FAMILY_INT4P>
                                                                    : append_recipe_kernel<FAMILY_MXFP4>;
-    return append_launch(kernel, &p, RECIPE_SHARED_BYTES, 0, stream);
+    cudaError_t error = shared_memory_for((const void *)kernel, RECIPE_SHARED_BYTES, 0);
+    if (error != cudaSuccess) {
+        return error;
+    }
+    p.block_tokens = block_tokens_for(p.tokens, p.kv_heads, p.processors, APPEND_GROUPS_MAX);
+    p.k_blocks = (p.tokens + p.block_tokens - 1u) / p.block_tokens;
+    p.early_blocks = p.block_tokens > RECIPE_LATE_TOKENS ? p.k_blocks - p.k_blocks / 8u : p.k_blocks;
+    uint32_t late = p.tokens - min(p.early_blocks * p.block_tokens, p.tokens);
+    uint32_t blocks = p.early_blocks + p.k_blocks + (late + RECIPE_LATE_TOKENS - 1u) / RECIPE_LATE_TOKENS;
+    kernel<<<blocks * p.kv_heads, THREADS, RECIPE_SHARED_BYTES, stream>>>(p);
+    return cudaGetLastError();
 }

@@ -57,22 +57,29 @@ struct append_work {
     cuda_tensor in;
 };
 
-/* kind: blockIdx.y, or what it is known to be when this is compiled. */
-CUDA_DEVICE append_work work_of(const append_params &p, uint32_t kind)
+/* Tokens first .. first + tokens - 1 of a head. kind: blockIdx.y, or what it is known to be when this is compiled. */
+CUDA_DEVICE append_work work_of_tokens(const append_params &p, uint32_t kind, uint32_t head, uint32_t first,
+                                       uint32_t tokens)
 {
     append_work w;
     bool is_k = kind == NBL_KIND_K;
     w.kind = kind;
-    w.head = blockIdx.x % p.kv_heads;
+    w.head = head;
     w.dim = is_k ? p.k_dim : p.v_dim;
     w.hadamard = is_k ? p.k_hadamard : p.v_hadamard;
     w.rule = is_k ? p.k_rule : p.v_rule;
-    w.first = blockIdx.x / p.kv_heads * p.block_tokens;
-    w.count = min(p.block_tokens, p.tokens - w.first);
+    w.first = first;
+    w.count = min(tokens, p.tokens - first);
     w.team = team32_of(w.dim);
     w.has_tables = false;
     w.in = is_k ? p.k : p.v;
     return w;
+}
+
+CUDA_DEVICE append_work work_of(const append_params &p, uint32_t kind)
+{
+    uint32_t head = blockIdx.x % p.kv_heads, block = blockIdx.x / p.kv_heads;
+    return work_of_tokens(p, kind, head, block * p.block_tokens, p.block_tokens);
 }
 
 /* Places of all tokens of the block; none past the last one. */
@@ -169,12 +176,12 @@ CUDA_DEVICE void append_block_end(const append_params &p, append_shared *s)
     }
 }
 
-/** Launches a kernel whose blocks have `shared` bytes of dynamic shared memory beside what it declares. */
+/** Launches a kernel whose blocks have `shared` bytes of dynamic shared memory. */
 static inline cudaError_t append_launch(void (*kernel)(const append_params), append_params *p, uint32_t shared,
-                                        uint32_t declared, cudaStream_t stream)
+                                        cudaStream_t stream)
 {
     p->block_tokens = block_tokens_for(p->tokens, p->kv_heads, p->processors, APPEND_GROUPS_MAX);
-    cudaError_t error = shared_memory_for((const void *)kernel, shared, declared);
+    cudaError_t error = shared_memory_for((const void *)kernel, shared, sizeof(append_shared));
     if (error != cudaSuccess) {
         return error;
     }
