@@ -40,8 +40,8 @@ static __device__ append_recipe recipe_of(const append_work &w)
     r.stage = stages + warp * RECIPE_STAGE_BYTES;
     r.tables = w.kind == NBL_KIND_K ? (rotate_tables *)(void *)(stages + WARPS * RECIPE_STAGE_BYTES) : NULL;
     r.lane = rotate_lane_of(r.slots);
-    r.to = ptx_settle(ptx_shared_address(r.slots) +
-                      rotate_input_byte(threadIdx.x % WARP_LANES / 16u, threadIdx.x % 16u));
+    r.to =
+        ptx_settle(ptx_shared_address(r.slots) + rotate_input_byte(threadIdx.x % WARP_LANES / 16u, threadIdx.x % 16u));
     r.slot = 0;
     r.from = row_of(w, threadIdx.x % WARP_LANES / 16u) + threadIdx.x % 16u * 16u;
     return r;
@@ -181,7 +181,8 @@ static __device__ void recipe_rotated(const append_params &p, const append_work 
         }
         recipe_by_rule<N, KIND == NBL_KIND_K>(r->slots + r->slot, r->tables, r->stage, others,
                                               p.stats != NULL ? &s->total : NULL);
-        if (FORMAT != NBL_INT8 || (others >> (threadIdx.x % WARP_LANES & ~3u) & 1u) != 0) { /* the first lane of the vector */
+        if (FORMAT != NBL_INT8 ||
+            (others >> (threadIdx.x % WARP_LANES & ~3u) & 1u) != 0) { /* the first lane of the vector */
             unstage_as_rotated(r->stage, x);
         }
         range = rotated_range_of(x);

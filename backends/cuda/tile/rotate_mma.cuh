@@ -108,9 +108,9 @@ template <bool IS_K>
 CUDA_DEVICE uint32_t rotate_blocks(uint32_t input, uint32_t matrix, const team32 &team, const uint32_t *factors,
                                    uint32_t pair, uint32_t least, float (&x)[VECTOR32])
 {
-    float sum[2][2][4] = {};                                      /* half, tile */
+    float sum[2][2][4] = {};                                    /* half, tile */
     uint32_t upper = matrix ^ (team.vector & 4u) * 0x20002000u; /* eight rows further: bit 3 of the result */
-    uint32_t odd = (team.b & 1u) * 0x80008000u;                   /* tile 1: bit 1 of the row */
+    uint32_t odd = (team.b & 1u) * 0x80008000u;                 /* tile 1: bit 1 of the row */
 #pragma unroll
     for (uint32_t step = 0; step < 2u; ++step) {
         uint32_t a[4];
@@ -140,9 +140,9 @@ CUDA_DEVICE uint32_t rotate_blocks(uint32_t input, uint32_t matrix, const team32
     return least;
 }
 
-/** Rotates with blocks of N = 32 or 128 the eight vectors whose rows lie `slot` bytes further in the input; IS_K: shifts and centres them.
- *  Lane 4t + b gets of vector t the elements 16g + 4b + j, as x[4g + j]. Returns the least magnitudes of the lane's
- *  inputs, a pair of bf16. */
+/** Rotates with blocks of N = 32 or 128 the eight vectors whose rows lie `slot` bytes further in the input; IS_K:
+ *  shifts and centres them. Lane 4t + b gets of vector t the elements 16g + 4b + j, as x[4g + j]. Returns the least
+ *  magnitudes of the lane's inputs, a pair of bf16. */
 template <uint32_t N, bool IS_K>
 CUDA_DEVICE uint32_t rotate(uint32_t slot, const rotate_lane &lane, const team32 &team, const rotate_tables *tables,
                             float (&x)[VECTOR32])
@@ -277,8 +277,8 @@ template <uint32_t N> CUDA_DEVICE void rotate_row(float (&x)[4])
     }
 }
 
-/** Row t as the rule has it, for any input (NUM 3.1), by all lanes of the warp, into the stage, magnitudes up to `most`;
- *  adds what is counted of the lane's elements. */
+/** Row t as the rule has it, for any input (NUM 3.1), by all lanes of the warp, into the stage, magnitudes up to
+ *  `most`; adds what is counted of the lane's elements. */
 template <uint32_t N, bool IS_K>
 CUDA_DEVICE void rotate_by_rule(const uint8_t *input, uint32_t t, const rotate_tables *tables, uint8_t *stage,
                                 float most, block16_counts *counts)
