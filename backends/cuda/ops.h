@@ -35,8 +35,8 @@ typedef struct append_params {
     uint32_t processors;   /**< multiprocessors of the device */
     uint32_t block_tokens; /**< of a block; set by the launch, as the next one */
     uint32_t slots_at;     /**< bytes of shared memory before the input slots */
-    uint32_t early_blocks; /**< of recipes, of a head: those of V before those of K */
-    uint32_t k_blocks;
+    uint32_t early_blocks; /**< of recipes, of a head and kind: those of block_tokens; the others come last */
+    uint32_t late_blocks;
 } append_params;
 
 /** Centres of all sequences with tokens (NUM 4.2, COMPUTE). */

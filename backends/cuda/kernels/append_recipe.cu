@@ -295,24 +295,35 @@ static __device__ void recipe_begin(const append_work &w, uint32_t first, uint32
     recipe_fetch(w, first + RECIPE_STEP, end, r);
 }
 
-/* The blocks of a call in order, heads of a token side by side: most of V, K, and the rest of V in smaller blocks, so
- * that all multiprocessors end at the same time. V first, since its blocks find out less before their first vector,
- * while nothing else runs. */
+/* The blocks of a call in order, heads of a token side by side: most of V, most of K, then the rest of K and of V in
+ * smaller blocks, so that all multiprocessors end at the same time. V first, since its blocks find out less before
+ * their first vector, while nothing else runs. */
 #define RECIPE_LATE_TOKENS (2u * GROUP_TOKENS)
+#define RECIPE_LATE_PART 8u /* of the tokens */
 
-static __device__ bool recipe_is_k(const append_params &p)
+/* Where a block is among those of its kind and size. */
+struct recipe_share {
+    bool is_k;
+    bool is_late;
+    uint32_t index;
+};
+
+static __device__ recipe_share recipe_share_of(const append_params &p)
 {
-    return blockIdx.x / p.kv_heads - p.early_blocks < p.k_blocks;
+    recipe_share s;
+    uint32_t block = blockIdx.x / p.kv_heads, early = 2u * p.early_blocks;
+    s.is_late = block >= early;
+    uint32_t index = s.is_late ? block - early : block, first = s.is_late ? p.late_blocks : p.early_blocks;
+    s.is_k = (index < first) == s.is_late;
+    s.index = index < first ? index : index - first;
+    return s;
 }
 
 static __device__ append_work recipe_work(const append_params &p, uint32_t kind)
 {
-    uint32_t block = blockIdx.x / p.kv_heads, tokens = p.block_tokens;
-    uint32_t first = (kind == NBL_KIND_K ? block - p.early_blocks : block) * tokens;
-    if (kind == NBL_KIND_V && block >= p.early_blocks) {
-        tokens = RECIPE_LATE_TOKENS;
-        first = p.early_blocks * p.block_tokens + (block - p.early_blocks - p.k_blocks) * tokens;
-    }
+    recipe_share s = recipe_share_of(p);
+    uint32_t tokens = s.is_late ? RECIPE_LATE_TOKENS : p.block_tokens;
+    uint32_t first = (s.is_late ? p.early_blocks * p.block_tokens : 0u) + s.index * tokens;
     append_work w = work_of_tokens(p, kind, blockIdx.x % p.kv_heads, first, tokens);
     w.dim = ROTATE_DIM;
     w.team = team32_of(ROTATE_DIM);
@@ -390,7 +401,7 @@ static __global__ void __launch_bounds__(THREADS, blocks_of(FAMILY))
 {
     append_shared *s = (append_shared *)(void *)((uint8_t *)dynamic_memory() + RECIPE_BLOCK_AT);
     append_block_begin(p, s);
-    if (recipe_is_k(p)) {
+    if (recipe_share_of(p).is_k) {
         append_kind<FAMILY, NBL_KIND_K>(p, s);
     } else {
         append_kind<FAMILY, NBL_KIND_V>(p, s);
@@ -424,10 +435,11 @@ extern "C" cudaError_t nbl_cuda_append_recipe(const append_params *params, cudaS
         return error;
     }
     p.block_tokens = block_tokens_for(p.tokens, p.kv_heads, p.processors, APPEND_GROUPS_MAX);
-    p.k_blocks = (p.tokens + p.block_tokens - 1u) / p.block_tokens;
-    p.early_blocks = p.block_tokens > RECIPE_LATE_TOKENS ? p.k_blocks - p.k_blocks / 8u : p.k_blocks;
+    p.early_blocks = (p.tokens + p.block_tokens - 1u) / p.block_tokens;
+    p.early_blocks -= p.block_tokens > RECIPE_LATE_TOKENS ? p.early_blocks / RECIPE_LATE_PART : 0u;
     uint32_t late = p.tokens - min(p.early_blocks * p.block_tokens, p.tokens);
-    uint32_t blocks = p.early_blocks + p.k_blocks + (late + RECIPE_LATE_TOKENS - 1u) / RECIPE_LATE_TOKENS;
+    p.late_blocks = (late + RECIPE_LATE_TOKENS - 1u) / RECIPE_LATE_TOKENS;
+    uint32_t blocks = 2u * (p.early_blocks + p.late_blocks);
     kernel<<<blocks * p.kv_heads, THREADS, RECIPE_SHARED_BYTES, stream>>>(p);
     return cudaGetLastError();
 }
