@@ -41,16 +41,15 @@ NBL_FN float nbl_e2m1_round(float x)
     return (x + shift) - shift;
 }
 
-/** nbl_e2m1_encode of a magnitude up to 6, without comparisons. Added to a, each of three numbers leaves the code in
- * the low bits of the sum, right where its step applies: 2a below 2, a + 2 from 2 to 4, a/2 + 4 from 4 on. Elsewhere
- * it is not smaller than the right one. */
+/** nbl_e2m1_encode of a magnitude up to 6, without comparisons. Numbers just below 2^23 are 1/2 apart and those above it
+ * 1, which are the steps of the codes if a = 2 comes to lie on 2^23: the bits of the sum are then those for a = 0 and
+ * the code, ties included, up to a = 4. From 4 on the steps are 2, and those of another sum, which below is not smaller
+ * than the right code; neither is the first one above. */
 NBL_FN uint32_t nbl_e2m1_encode_magnitude(float a)
 {
-    uint32_t low = nbl_bits_of(a + 6291456.0f) - 0x4AC00000u;            /* 1.5 * 2^22 */
-    uint32_t middle = nbl_bits_of(a + (NBL_MAGIC + 2.0f)) - 0x4B400000u; /* 1.5 * 2^23 + 2 */
-    uint32_t high = nbl_bits_of(a + (25165824.0f + 8.0f)) - 0x4BC00000u; /* 1.5 * 2^24 + 8 */
-    uint32_t least = middle < high ? middle : high;
-    return low < least ? low : least;
+    uint32_t fine = nbl_bits_of(a + (0x1p23f - 2.0f)) - 0x4AFFFFFCu;
+    uint32_t coarse = nbl_bits_of(0.5f * a + (0x1p23f + 4.0f)) - 0x4B000000u;
+    return fine < coarse ? fine : coarse;
 }
 
 #endif

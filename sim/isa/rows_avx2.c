@@ -265,7 +265,7 @@ static void quantize_int8(const float *x, nbl_vector *v, float amax)
 }
 
 /* E2M1 codes of eight elements (NUM 3.4). Added to a magnitude, each of three numbers leaves the code in the low bits
- * of the sum, right where its step applies (nbl_e2m1_encode_magnitude); beyond 6 it is 7. */
+ * of the sum, right where its step applies and not smaller elsewhere; beyond 6 it is 7. */
 static __m256i e2m1_codes(__m256 x)
 {
     __m256 a = _mm256_castsi256_ps(magnitude_bits(x));

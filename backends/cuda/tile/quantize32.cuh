@@ -335,8 +335,8 @@ CUDA_DEVICE void quantize32_int4p_staged(const float *elements, const range32 &r
 #define MXFP4_MAX 0x1p+54f /* 2^14 units of the largest exponent: codes of mxfp4_word stay below 2^15 */
 
 /* Codes of eight elements for a block exponent, given as 2^-e_b, signs turned where flips has bits (docs/adr/0052).
- * Each of two sums has a code in its low bits, and the least of the two and 7 is right; pairs of elements are compared
- * at once, in the order of int4p_codes. */
+ * Each of two sums has a code in its low bits, and the least of the two (nbl_e2m1_encode_magnitude) and 7 is right;
+ * pairs of elements are compared at once, in the order of int4p_codes. */
 CUDA_DEVICE uint32_t mxfp4_word(const float *x, float inverse, uint32_t flips)
 {
     const uint32_t fours = ptx_keep(0x00040004u), sevens = ptx_keep(0x00070007u);
