@@ -41,10 +41,10 @@ NBL_FN float nbl_e2m1_round(float x)
     return (x + shift) - shift;
 }
 
-/** nbl_e2m1_encode of a magnitude up to 6, without comparisons. Numbers just below 2^23 are 1/2 apart and those above it
- * 1, which are the steps of the codes if a = 2 comes to lie on 2^23: the bits of the sum are then those for a = 0 and
- * the code, ties included, up to a = 4. From 4 on the steps are 2, and those of another sum, which below is not smaller
- * than the right code; neither is the first one above. */
+/** nbl_e2m1_encode of a magnitude up to 6, without comparisons. Numbers just below 2^23 are 1/2 apart and those above
+ * it 1, which are the steps of the codes if a = 2 comes to lie on 2^23: the bits of the sum are then those for a = 0
+ * and the code, ties included, up to a = 4. From 4 on the steps are 2, and those of another sum, which below is not
+ * smaller than the right code; neither is the first one above. */
 NBL_FN uint32_t nbl_e2m1_encode_magnitude(float a)
 {
     uint32_t fine = nbl_bits_of(a + (0x1p23f - 2.0f)) - 0x4AFFFFFCu;
