@@ -299,7 +299,7 @@ static __device__ void recipe_begin(const append_work &w, uint32_t first, uint32
  * smaller blocks, so that all multiprocessors end at the same time. V first, since its blocks find out less before
  * their first vector, while nothing else runs. */
 #define RECIPE_LATE_TOKENS (2u * GROUP_TOKENS)
-#define RECIPE_LATE_PART 8u /* of the tokens */
+#define RECIPE_LATE_PART 16u /* of the tokens */
 
 /* Where a block is among those of its kind and size. */
 struct recipe_share {
