@@ -150,17 +150,22 @@ static __device__ __constant__ const uint32_t nbl_exp2_table_device[256] = {NBL_
 static const uint32_t nbl_exp2_table[256] = {NBL_EXP2_TABLE(NBL_EXP2_ENTRY)};
 #undef NBL_EXP2_ENTRY
 
-/** b = RNE(2^x) for x a multiple of 1/256 in [-126, 127] (NUM 5.4). */
-NBL_FN float nbl_grid_base(float x)
+/** b = RNE(2^x) for x = k / 256 in [-126, 127] (NUM 5.4). */
+NBL_FN float nbl_grid_base_of(int32_t k)
 {
-    int32_t k = (int32_t)(x * 256.0f);
     int32_t f = k & 255;
 #ifdef __CUDA_ARCH__
     uint32_t bits = nbl_exp2_table_device[f];
 #else
     uint32_t bits = nbl_exp2_table[f];
 #endif
-    return nbl_float_of(bits) * nbl_pow2((k - f) / 256);
+    return nbl_float_of(bits + ((uint32_t)(k - f) << 15)); /* (k - f) / 256 more in the exponent */
+}
+
+/** The same for x a multiple of 1/256. */
+NBL_FN float nbl_grid_base(float x)
+{
+    return nbl_grid_base_of((int32_t)(x * 256.0f));
 }
 
 #endif

@@ -92,12 +92,12 @@ PTX_FN void write_states(const attend_params &p, const unit &u, const lane_rows<
 
 /* ---------------------------------------------------------------------------------------------- unit */
 
-/* 0xf0f0f0f0, in a register: an instruction has room for one constant, and the compiler would not keep this one. */
-template <int D, int RPL> PTX_FN uint32_t load_constant(warp_memory<D, RPL> &m, uint32_t lane)
+/* x in a register: an instruction has room for one constant, and the compiler would not keep this one. */
+template <int D, int RPL> PTX_FN uint32_t load_constant(warp_memory<D, RPL> &m, uint32_t x, uint32_t lane)
 {
     volatile uint32_t *at = (volatile uint32_t *)&m.raw[0][0][0];
     if (lane == 0) {
-        *at = 0xf0f0f0f0u;
+        *at = x;
     }
     __syncwarp();
     return *at;
@@ -132,10 +132,12 @@ template <int D, int RPL, typename F> struct walker {
     memory_of<D, RPL, F> &m;
     const unit &u;
     uint32_t lane, g, t;
-    uint32_t high_nibbles;
+    uint32_t constant; /* HALF2_1024 where P V takes halves, else a mask of high nibbles */
     asker<unit_copies> ask;
     lane_rows<RPL> rows;
     float o[D / 16][2][RPL];
+
+    int32_t start[4]; /* of the products of Q K, in four registers: they take them as they are */
 
     /* of the tile and group in work */
     uint32_t formats;
@@ -179,7 +181,7 @@ template <int D, int RPL, typename F> struct walker {
         const uint32_t group = lane / 8u;
         const int32_t tokens = (int32_t)(u.kv_len - start - 4u * lane);
         if constexpr (halves) {
-            prepare_half_scales<D, RPL, F::k == NBL_MXFP4>(m, F::k, tokens, lane);
+            prepare_half_scales<D, RPL, F::k == NBL_MXFP4>(m, F::k, tokens, constant, lane);
         } else {
             prepare_scales<D, RPL, F::k == NBL_MXFP4>(m, format_of<F, 0>(formats, group),
                                                       format_of<F, 1>(formats, group), tokens, lane);
@@ -190,7 +192,25 @@ template <int D, int RPL, typename F> struct walker {
     __device__ __forceinline__ void k_work(const uint8_t *codes, uint32_t group)
     {
         const uint32_t format = format_of<F, 0>(formats, group);
-        store_logits<D, RPL, F::k == NBL_MXFP4>(m, codes, format, group, lane, rows.bias);
+        if (!halves) {
+            start[0] = start[2] = rows.start[0], start[1] = start[3] = rows.start[RPL - 1];
+        }
+        store_logits<D, RPL, F::k == NBL_MXFP4>(m, codes, format, group, lane, start);
+    }
+
+    /* Which of the lane's tokens its rows see: nearly always all, which is worth a branch where there are two rows. */
+    __device__ __forceinline__ void see(int32_t start, uint32_t (&visible)[RPL]) const
+    {
+#pragma unroll
+        for (int i = 0; i < RPL; ++i) {
+            visible[i] = 0xffffu;
+        }
+        if (RPL == 1 || start < u.seen_first || start + (int32_t)CUDA_TILE_TOKENS > u.seen_end) {
+#pragma unroll
+            for (int i = 0; i < RPL; ++i) { /* kept, or the compiler does it always */
+                visible[i] = ptx_keep(visible_bits(rows.first[i], rows.end[i], start, g));
+            }
+        }
     }
 
     /* After the last group of K. */
@@ -202,8 +222,8 @@ template <int D, int RPL, typename F> struct walker {
 #pragma unroll
         for (int i = 0; i < RPL; ++i) {
             read_logits(m.x[i], lane, x[i]);
-            visible[i] = visible_bits(rows.first[i], rows.end[i], start, g);
         }
+        see(start, visible);
         const float magic = halves ? HALF_MAGIC : NBL_MAGIC;
         columns_softmax<RPL>(x, &m.v_grid[2u * g], visible, magic, rows, rescale, b, [&](int n, const float2(&p)[RPL]) {
             pack<RPL, halves>(p, packed[halves ? n : n / 2], packed[n + 1]);
@@ -236,15 +256,20 @@ template <int D, int RPL, typename F> struct walker {
         } else {
             const uint2 packed = m.packed[group][lane];
             const uint32_t weights[2] = {ptx_movmatrix_trans(packed.x), ptx_movmatrix_trans(packed.y)};
-            v_group<D, RPL>(m, codes, format_of<F, 1>(formats, group), group, lane, weights, high_nibbles, acc);
+            v_group<D, RPL>(m, codes, format_of<F, 1>(formats, group), group, lane, weights, constant, acc);
         }
     }
 
     /* After the last group of V: O takes the tile in. */
     __device__ __forceinline__ void end_tile_work()
     {
+        float weight[RPL];
         if constexpr (halves) {
             end_half_sums<D, RPL>(m, lane, block_sums, half_acc);
+        }
+#pragma unroll
+        for (int i = 0; i < RPL; ++i) { /* kept, or the compiler multiplies anew for each sum */
+            weight[i] = halves ? ptx_keep(b[i] * HALF_UNITS) : b[i];
         }
 #pragma unroll
         for (int n = 0; n < D / 16; ++n) {
@@ -253,8 +278,7 @@ template <int D, int RPL, typename F> struct walker {
 #pragma unroll
                 for (int i = 0; i < RPL; ++i) {
                     const float sum = halves ? half_acc[n][2 * e + i] : (float)value_sum<RPL>(acc, n, e, i);
-                    const float weight = halves ? b[i] * HALF_UNITS : b[i];
-                    o[n][e][i] = b[i] != 0.0f ? nbl_fma(sum, weight, o[n][e][i]) : o[n][e][i];
+                    o[n][e][i] = b[i] != 0.0f ? nbl_fma(sum, weight[i], o[n][e][i]) : o[n][e][i];
                 }
             }
         }
@@ -274,14 +298,15 @@ template <int D, int RPL, typename F> struct walker {
     }
 
     /* Groups of a turn whose instructions the compiler mixes: a pair hides the latency of one in the other. With eight
-     * rows there are no registers for that. */
-    static constexpr int at_once = RPL == 1 && F::are_known ? 2 : 1;
+     * rows there are registers for that in Q K only, and where P V takes halves. */
+    static constexpr int v_at_once = RPL == 1 && F::are_known ? 2 : 1;
+    static constexpr int k_at_once = halves ? 2 : v_at_once;
 
     /* The groups of a turn of K, and of V, from the first-th on; how many they were. */
     __device__ __forceinline__ uint32_t k_turn(const uint8_t *codes, uint32_t first)
     {
         const uint32_t groups = turn_groups<D, F, 0>(formats), stride = group_stride<D>(is_wide<F, 0>(formats));
-#pragma unroll at_once
+#pragma unroll k_at_once
         for (uint32_t i = 0; i < groups; ++i) {
             k_work(codes + i * stride, first + i);
         }
@@ -290,7 +315,7 @@ template <int D, int RPL, typename F> struct walker {
     __device__ __forceinline__ uint32_t v_turn(const uint8_t *codes, uint32_t first)
     {
         const uint32_t groups = turn_groups<D, F, 1>(formats), stride = group_stride<D>(is_wide<F, 1>(formats));
-#pragma unroll at_once
+#pragma unroll v_at_once
         for (uint32_t i = 0; i < groups; ++i) {
             v_work(codes + i * stride, first + i);
         }
@@ -301,7 +326,7 @@ template <int D, int RPL, typename F> struct walker {
     template <uint32_t KIND> __device__ __forceinline__ void ask_known(uint32_t turn)
     {
         ask.index = KIND * GROUPS + turn * turn_groups<D, F, KIND>(0);
-        ask_kind<D, F, KIND>(ask, ptx_shared_address(m.ring[turn % RING]), lane);
+        ask_kind<D, RPL, F, KIND>(ask, m, ptx_shared_address(m.ring[turn % RING]), lane);
     }
 
     /* The walk where formats are known: a tile is k_turns of K and v_turns of V, even numbers, so that a turn's
@@ -400,13 +425,18 @@ __global__ void __launch_bounds__(32, shape<D, RPL>::warps) decode_kernel(const 
         return;
     }
     walker<D, RPL, call_formats<K, V>> w = {p, m, u, lane, lane / 4u, lane % 4u};
-    w.high_nibbles = load_constant(m, lane);
+    w.constant = load_constant(m, w.halves ? HALF2_1024 : 0xf0f0f0f0u, lane);
     __syncwarp();
     w.begin(guessed, guess);
     ptx_grid_wait();
     ptx_grid_release();
     const bool is_bad = p.sequences[u.sequence].q_len == 0; /* on its way with the rows */
     w.rows = load_rows<RPL>(p, u, w.t);
+    if (w.halves) {
+        for (int i = 0; i < 4; ++i) {
+            w.start[i] = (int32_t)((uint32_t)w.rows.start[i % 2 * (RPL - 1)] ^ (i / 2 == 0 ? 0 : ptx_constant(0)));
+        }
+    }
     load_queries<D, RPL, K == NBL_MXFP4>(p, u, m, lane);
     w.fill_ring();
     if (is_bad) {

@@ -312,9 +312,11 @@ PTX_FN void make_logits(const attend_params &p, const place &w, const block_memo
     const uint32_t quad = w.group * (GROUP / 4u) + lane % (GROUP / 4u);
     prepare_scales<D, RPL>(m, r.k_format, r.v_format, w.kv_len - (int32_t)(w.tile * CUDA_TILE_TOKENS + 4u * quad),
                            quad);
-    const int32_t bias[2] = {rows.bias[lane_row<RPL>(t, 0)], rows.bias[lane_row<RPL>(t, RPL - 1)]};
-    int32_t s[2][4];
-    k_group<D, RPL>(m, codes, r.k_format, w.group, lane, bias, s);
+    const int32_t first_start = k_start(rows.bias[lane_row<RPL>(t, 0)]);
+    const int32_t last_start = k_start(rows.bias[lane_row<RPL>(t, RPL - 1)]);
+    const int32_t start[4] = {first_start, last_start, first_start, last_start};
+    float x[2][4];
+    k_group<D, RPL>(m, codes, r.k_format, w.group, lane, start, x);
 #pragma unroll
     for (int i = 0; i < RPL; ++i) {
         const uint32_t row = lane_row<RPL>(t, i);
@@ -325,7 +327,7 @@ PTX_FN void make_logits(const attend_params &p, const place &w, const block_memo
             const uint32_t token = first + 16u * half + 2u * g;
             const int32_t position = (int32_t)(w.tile * CUDA_TILE_TOKENS + token);
             const float2 scale = read_k_scales(&m.k_exponent[first + 16u * half], g);
-            const float x0 = (float)s[half][i] * scale.x, x1 = (float)s[half][2 + i] * scale.y;
+            const float x0 = x[half][i] * scale.x, x1 = x[half][2 + i] * scale.y;
             *reinterpret_cast<float2 *>(&m.logit[row][token]) = make_float2(x0, x1);
             const float z0 = nbl_fma(x0, rows.scale[row], m.v_grid[token] - NBL_GRID);
             const float z1 = nbl_fma(x1, rows.scale[row], m.v_grid[token + 1u] - NBL_GRID);

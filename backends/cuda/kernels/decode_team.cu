@@ -99,7 +99,8 @@ template <int D, int RPL> struct worker {
     /* One group of K: logits but for the row's scale. */
     __device__ __forceinline__ void k_work(const uint8_t *codes, uint32_t group)
     {
-        store_logits<D, RPL>(m, codes, format_of<any_formats, 0>(ask.formats, group), group, lane, rows.bias);
+        const int32_t start[4] = {rows.start[0], rows.start[RPL - 1], rows.start[0], rows.start[RPL - 1]};
+        store_logits<D, RPL>(m, codes, format_of<any_formats, 0>(ask.formats, group), group, lane, start);
     }
 
     /* Q K of the tile, and the largest z of its rows. `slot` is the turn in the ring. */

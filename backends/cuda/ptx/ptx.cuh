@@ -98,6 +98,15 @@ PTX_MMA_M16N8K32(ptx_mma_m16n8k32_su, "s8.u8")
 PTX_MMA_M16N8K32(ptx_mma_m16n8k32_uu, "u8.u8")
 #undef PTX_MMA_M16N8K32
 
+/** The same of u8 and s8, but d = a * b + c. */
+PTX_FN void ptx_mma_m16n8k32_us_from(int32_t (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                                     const int32_t (&c)[4])
+{
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
+        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
+}
+
 /** Transposes an 8x8 matrix of b16 spread over a warp. PTX ISA, Warp Level Matrix, movmatrix */
 PTX_FN uint32_t ptx_movmatrix_trans(uint32_t a)
 {
@@ -208,6 +217,16 @@ PTX_FN uint32_t ptx_settle(uint32_t x)
 PTX_FN uint32_t ptx_keep(uint32_t x)
 {
     asm volatile("" : "+r"(x));
+    return x;
+}
+PTX_FN uint64_t ptx_keep(uint64_t x)
+{
+    asm volatile("" : "+l"(x));
+    return x;
+}
+PTX_FN float ptx_keep(float x)
+{
+    asm volatile("" : "+f"(x));
     return x;
 }
 

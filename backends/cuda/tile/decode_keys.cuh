@@ -54,13 +54,15 @@ PTX_FN void read_factors(const uint32_t *factors, uint32_t g, uint2 (&f)[2])
     f[1] = *reinterpret_cast<const uint2 *>(factors + 16u + 2u * g);
 }
 
-/** int4p; the products carry 128 times the sum of Q's codes, which `bias` takes back. */
+/** int4p; the products carry 128 times the sum of Q's codes, which `start` takes back. It is what the sums begin with,
+ *  and has the bits of NBL_MAGIC besides, so that those of a sum are NBL_MAGIC plus the sum, as a float: a sum has less
+ *  than 22 bits (256 * 128 * 127). */
 template <int STEPS, int STRIDE>
 PTX_FN void k_group_int4p(const uint8_t *codes, const uint32_t *factors, const uint2 *queries, uint32_t g, uint32_t t,
-                          const int32_t (&bias)[2], int32_t (&s)[2][4])
+                          const int32_t (&start)[4], float (&x)[2][4])
 {
     uint2 f[2];
-    clear_sums(s);
+    int32_t s[2][4];
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
         if (step % 4 == 0) {
@@ -73,13 +75,16 @@ PTX_FN void k_group_int4p(const uint8_t *codes, const uint32_t *factors, const u
             uint32_t a[4];
             multiply_int4p(w.x, f[half].x, step % 4u, a[0], a[2]);
             multiply_int4p(w.y, f[half].y, step % 4u, a[1], a[3]);
-            ptx_mma_m16n8k32_us(s[half], a, q);
+            if (step == 0) {
+                ptx_mma_m16n8k32_us_from(s[half], a, q, start);
+            } else {
+                ptx_mma_m16n8k32_us(s[half], a, q);
+            }
         }
     }
 #pragma unroll
-    for (int n = 0; n < 4; ++n) {
-        s[0][n] += bias[n % 2];
-        s[1][n] += bias[n % 2];
+    for (int n = 0; n < 8; ++n) {
+        x[n / 4][n % 4] = nbl_float_of((uint32_t)s[n / 4][n % 4]) - NBL_MAGIC;
     }
 }
 
@@ -156,38 +161,49 @@ PTX_FN float2 scales_from(const warp_memory<D, RPL> &m, uint32_t first, uint32_t
                   : read_k_scales(&m.k_exponent[first], g);
 }
 
+/** What the sums of int4p begin with, in a row of that bias. */
+PTX_FN int32_t k_start(int32_t bias)
+{
+    return bias + (int32_t)nbl_bits_of(NBL_MAGIC);
+}
+
 /** Sums of a group's two 16-token tiles. PAIRED: all K are mxfp4, and Q is as that wants it. */
 template <int D, int RPL, bool PAIRED = false>
 PTX_FN void k_group(const warp_memory<D, RPL> &m, const uint8_t *codes, uint32_t format, uint32_t group, uint32_t lane,
-                    const int32_t (&bias)[2], int32_t (&s)[2][4])
+                    const int32_t (&start)[4], float (&x)[2][4])
 {
     const uint32_t g = lane / 4u, t = lane % 4u;
     const uint32_t *factors = &m.k_factor[0][group * GROUP];
     const uint2 *queries = &m.q[0][query_place<RPL>(g, t)];
     if (format == NBL_INT4P) {
-        k_group_int4p<D / 32, 16 * RPL>(codes, factors, queries, g, t, bias, s);
-    } else if (format == NBL_MXFP4) {
+        k_group_int4p<D / 32, 16 * RPL>(codes, factors, queries, g, t, start, x);
+        return;
+    }
+    int32_t s[2][4];
+    if (format == NBL_MXFP4) {
         k_group_mxfp4<D / 32, 16 * RPL, PAIRED>(codes, factors, queries, g, t, s);
     } else {
         k_group_int8<D / 32, 16 * RPL>(codes, queries, g, t, s);
+    }
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+        x[n / 4][n % 4] = (float)s[n / 4][n % 4];
     }
 }
 
 /** Logits of a group but for the rows' scales, the lane's to its own place. */
 template <int D, int RPL, bool PAIRED = false>
 PTX_FN void store_logits(warp_memory<D, RPL> &m, const uint8_t *codes, uint32_t format, uint32_t group, uint32_t lane,
-                         const int32_t (&row_bias)[RPL])
+                         const int32_t (&start)[4])
 {
     const uint32_t g = lane / 4u;
-    const int32_t bias[2] = {row_bias[0], row_bias[RPL - 1]};
-    int32_t s[2][4];
-    k_group<D, RPL, PAIRED>(m, codes, format, group, lane, bias, s);
+    float x[2][4];
+    k_group<D, RPL, PAIRED>(m, codes, format, group, lane, start, x);
     const float2 low = scales_from<D, RPL, PAIRED>(m, group * GROUP, g);
     const float2 high = scales_from<D, RPL, PAIRED>(m, group * GROUP + 16u, g);
 #pragma unroll
     for (int i = 0; i < RPL; ++i) {
-        m.x[i][group][lane] = make_float4((float)s[0][i] * low.x, (float)s[0][2 + i] * low.y, (float)s[1][i] * high.x,
-                                          (float)s[1][2 + i] * high.y);
+        m.x[i][group][lane] = make_float4(x[0][i] * low.x, x[0][2 + i] * low.y, x[1][i] * high.x, x[1][2 + i] * high.y);
     }
 }
 

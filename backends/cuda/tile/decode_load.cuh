@@ -39,7 +39,6 @@ template <typename Copies> struct asker : Copies {
     uint32_t entry;   /**< of the page table, where the lane's group of the next tile begins */
     uint32_t offset;  /**< in that page, in tokens */
     int32_t page;     /**< that page */
-    uint64_t codes;   /**< of the lane's group and kind */
     uint32_t formats; /**< nibble i: enum nbl_format of group `index` i */
     uint32_t to[2];   /**< the lane's place in a group of 4-bit K, of V */
 };
@@ -168,23 +167,26 @@ PTX_FN void begin_tile(const attend_params &p, warp_memory<D, RPL> &m, const uni
     const uint64_t page = (uint32_t)a.page - r.first_page;
     uint32_t k_format = F::are_known ? F::k : r.k_format, v_format = F::are_known ? F::v : r.v_format;
     const uint32_t format = kind == 0 ? k_format : v_format;
-    a.codes = (uint64_t)r.codes + page * r.code_page_stride +
-              (kind == 0 ? (uint64_t)u.kv_head * r.k_code_head_bytes
-                         : r.v_code_offset + (uint64_t)u.kv_head * r.v_code_head_bytes) +
-              a.offset * (format == NBL_INT8 ? D : D / 2u);
+    uint64_t codes = (uint64_t)r.codes + page * r.code_page_stride +
+                     (kind == 0 ? (uint64_t)u.kv_head * r.k_code_head_bytes
+                                : r.v_code_offset + (uint64_t)u.kv_head * r.v_code_head_bytes) +
+                     a.offset * (format == NBL_INT8 ? D : D / 2u);
     uint64_t k_scales = (uint64_t)r.scales + page * r.scale_page_stride + a.offset + kind * 16u;
     uint64_t v_scales = k_scales + r.v_scale_offset + (uint64_t)u.kv_head * r.v_scale_head_bytes;
     k_scales += (uint64_t)u.kv_head * r.k_scale_head_bytes;
     const uint32_t groups = groups_in(u.kv_len, a.tile);
     if (groups < GROUPS) {
         const uint32_t from = min(group, groups - 1u) + lane / GROUPS * GROUPS;
-        a.codes = __shfl_sync(0xffffffffu, a.codes, from);
+        codes = __shfl_sync(0xffffffffu, codes, from);
         k_scales = __shfl_sync(0xffffffffu, k_scales, from);
         v_scales = __shfl_sync(0xffffffffu, v_scales, from);
         if (!F::are_known) {
             k_format = __shfl_sync(0xffffffffu, k_format, from);
             v_format = __shfl_sync(0xffffffffu, v_format, from);
         }
+    }
+    if (lane < 2u * GROUPS) {
+        m.group_codes[lane] = codes;
     }
     const uint32_t to =
         a.at(ptx_shared_address(&m.raw[0][0][0]), lane / 8u * CUDA_TILE_TOKENS + group * GROUP + kind * 16u);
@@ -195,6 +197,7 @@ PTX_FN void begin_tile(const attend_params &p, warp_memory<D, RPL> &m, const uni
     }
     advance(p, a);
     fetch_page(u, a.tile + 1u, lane, a);
+    __syncwarp();
 }
 
 /* Codes of a group are contiguous in memory and lie in shared memory as rows: lines of K (128 bytes), token quads of V.
@@ -229,31 +232,30 @@ template <int D, uint32_t ROW, typename Copies> PTX_FN void ask_int8(const Copie
     }
 }
 
-/** Codes of the lane's group and kind, as known to lane `index`, from this lane's chunk on. */
-template <typename Copies> PTX_FN uint64_t codes_of(const asker<Copies> &a, uint32_t index, uint32_t lane)
-{
-    return __shfl_sync(0xffffffffu, a.codes, index) + lane * 16u;
-}
-
-/** A turn of 4-bit groups. */
+/** A turn of 4-bit groups whose codes begin at codes[]. All are read first: a copy behind a read of shared memory costs
+ *  three idle instructions. */
 template <int D, uint32_t KIND, typename Copies>
-PTX_FN void ask_narrow(const asker<Copies> &a, uint32_t to, uint32_t lane)
+PTX_FN void ask_narrow(const asker<Copies> &a, const uint64_t *codes, uint32_t to, uint32_t lane)
 {
+    uint64_t from[GROUPS];
 #pragma unroll
     for (uint32_t i = 0; i < groups_per_turn<D>(false); ++i) {
-        ask_4bit<D>(a, KIND == 1u, a.at(to + i * group_stride<D>(false), a.to[KIND]), codes_of(a, a.index + i, lane));
+        from[i] = ptx_keep(codes[i] + lane * 16u);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < groups_per_turn<D>(false); ++i) {
+        ask_4bit<D>(a, KIND == 1u, a.at(to + i * group_stride<D>(false), a.to[KIND]), from[i]);
     }
 }
 
 /** A turn with int8 groups, perhaps others too. */
 template <int D, typename F, uint32_t KIND, typename Copies>
-PTX_FN void ask_wide(const asker<Copies> &a, uint32_t to, uint32_t lane)
+PTX_FN void ask_wide(const asker<Copies> &a, const uint64_t *codes, uint32_t to, uint32_t lane)
 {
 #pragma unroll 1
     for (uint32_t i = 0; i < groups_per_turn<D>(true); ++i) {
-        const uint32_t index = a.index + i;
-        const uint64_t from = codes_of(a, index, lane);
-        if (format_of<F, KIND>(a.formats, index % GROUPS) != NBL_INT8) {
+        const uint64_t from = codes[i] + lane * 16u;
+        if (format_of<F, KIND>(a.formats, (a.index + i) % GROUPS) != NBL_INT8) {
             ask_4bit<D>(a, KIND == 1u, a.at(to, a.to[KIND]), from);
         } else {
             constexpr uint32_t row = KIND == 0 ? 128u : 4u * D;
@@ -264,13 +266,14 @@ PTX_FN void ask_wide(const asker<Copies> &a, uint32_t to, uint32_t lane)
 }
 
 /** A turn of the kind. */
-template <int D, typename F, uint32_t KIND, typename Copies>
-PTX_FN void ask_kind(asker<Copies> &a, uint32_t to, uint32_t lane)
+template <int D, int RPL, typename F, uint32_t KIND, typename Copies>
+PTX_FN void ask_kind(asker<Copies> &a, const warp_memory<D, RPL> &m, uint32_t to, uint32_t lane)
 {
+    const uint64_t *codes = &m.group_codes[a.index];
     if (is_wide<F, KIND>(a.formats)) {
-        ask_wide<D, F, KIND>(a, to, lane);
+        ask_wide<D, F, KIND>(a, codes, to, lane);
     } else {
-        ask_narrow<D, KIND>(a, to, lane);
+        ask_narrow<D, KIND>(a, codes, to, lane);
     }
     a.index += turn_groups<D, F, KIND>(a.formats);
 }
@@ -285,9 +288,9 @@ PTX_FN void ask_turn(const attend_params &p, warp_memory<D, RPL> &m, const unit 
         }
         const uint32_t to = ptx_shared_address(m.ring[a.slot]);
         if (a.index < GROUPS) {
-            ask_kind<D, F, 0>(a, to, lane);
+            ask_kind<D, RPL, F, 0>(a, m, to, lane);
         } else {
-            ask_kind<D, F, 1>(a, to, lane);
+            ask_kind<D, RPL, F, 1>(a, m, to, lane);
         }
         if (a.index == 2u * GROUPS) {
             a.index = 0;

@@ -26,6 +26,8 @@ struct unit {
     uint32_t chunk; /**< n-th of the range */
     uint32_t first_tile;
     uint32_t end_tile;
+    int32_t seen_first; /**< positions [seen_first, seen_end) are visible to all rows */
+    int32_t seen_end;
     int32_t q_first;
     int32_t q_len;
     uint32_t kv_len;
@@ -34,7 +36,7 @@ struct unit {
 };
 
 /** Of one warp. What a tile needs of its scales is worked out once, a lane for four tokens: see decode_scales.cuh. The
- *  ring begins at a multiple of 512 bytes where copies_once are used. Sizes count: with 13504 bytes (D = 128, RPL 1)
+ *  ring begins at a multiple of 512 bytes where copies_once are used. Sizes count: with 13568 bytes (D = 128, RPL 1)
  *  sixteen warps fit a multiprocessor of 227 KB. */
 template <int D, int RPL> struct warp_memory {
     uint8_t ring[RING][TURN_BYTES(D)];
@@ -55,6 +57,8 @@ template <int D, int RPL> struct warp_memory {
     float v_grid[CUDA_TILE_TOKENS];       /**< ev + NBL_GRID */
     uint8_t k_exponent[CUDA_TILE_TOKENS]; /**< ek + 127 */
     uint2 q[D / 32][16 * RPL];            /**< the B operand of Q by k-step; with RPL 1 two columns share one */
+    /** Where the codes of the groups of K, then of V, begin in the tile that is asked for. */
+    alignas(16) uint64_t group_codes[2u * GROUPS];
 };
 
 /** Row i of the RPL whose products a lane gets; t is the lane modulo 4. */

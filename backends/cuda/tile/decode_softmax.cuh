@@ -14,7 +14,7 @@
 /** What a lane keeps of its rows. */
 template <int RPL> struct lane_rows {
     float scale[RPL];
-    int32_t bias[RPL];
+    int32_t start[RPL]; /**< k_start */
     int32_t first[RPL]; /**< visible positions [first, end) */
     int32_t end[RPL];
     float base[RPL];
@@ -88,6 +88,12 @@ PTX_FN float2 read_grid(const float *lane_first, int n)
 PTX_FN float weight_of(float grid)
 {
     return nbl_float_of((127u << 23) - (nbl_bits_of(grid) << 15));
+}
+
+/** nbl_grid_base of t - NBL_GRID, from t: its bits are those of NBL_GRID plus 256 times that. */
+PTX_FN float grid_base(float t)
+{
+    return nbl_grid_base_of((int32_t)(nbl_bits_of(t) - nbl_bits_of(NBL_GRID)));
 }
 
 /** Largest z of a column's visible tokens, -inf if there are none. */
@@ -246,7 +252,7 @@ PTX_FN void columns_softmax(const float (&x)[RPL][LANE_TOKENS], const float *gri
     for (int i = 0; i < RPL; ++i) {
         const float sum = rows.sum[i] * rescale[i];
         rows.has_base |= (uint32_t)(most[i] > -INFINITY) << i;
-        b[i] = most[i] - NBL_GRID >= NBL_WEIGHT_MIN ? nbl_grid_base(most[i] - NBL_GRID) : 0.0f;
+        b[i] = most[i] >= NBL_GRID + NBL_WEIGHT_MIN ? grid_base(most[i]) : 0.0f;
         rows.sum[i] = b[i] != 0.0f ? nbl_fma(l[i], b[i], sum) : sum;
     }
 }

@@ -49,13 +49,13 @@ template <int RPL> PTX_FN lane_rows<RPL> load_rows(const attend_params &p, const
     for (int i = 0; i < RPL; ++i) {
         const uint32_t r = lane_row<RPL>(t, i);
         rows.scale[i] = 0.0f;
-        rows.bias[i] = 0;
+        rows.start[i] = k_start(0);
         rows.first[i] = rows.end[i] = 0;
         rows.base[i] = rows.sum[i] = 0.0f;
         if (r < u.rows) {
             const cuda_query &q = p.queries[row_index(p, u, r)];
             rows.scale[i] = q.scale;
-            rows.bias[i] = q.bias;
+            rows.start[i] = k_start(q.bias);
             row_range(p, u, r, rows.first[i], rows.end[i]);
         }
     }
@@ -83,9 +83,9 @@ PTX_FN bool load_unit(const attend_params &p, unit &u)
     u.kv_len = (uint32_t)s.kv_len;
     u.rows = (uint32_t)s.q_len * p.group_rows;
     u.pages = p.page_table + (uint64_t)u.sequence * p.page_table_stride;
-    int32_t first, end, ignored; /* of all rows: both grow from one query token to the next */
-    row_range(p, u, 0, first, ignored);
-    row_range(p, u, u.rows - 1u, ignored, end);
+    int32_t first, end; /* of all rows: both grow from one query token to the next */
+    row_range(p, u, 0, first, u.seen_end);
+    row_range(p, u, u.rows - 1u, u.seen_first, end);
     const uint32_t chunk_first = (p.first_chunk + u.chunk) * NBL_CHUNK_TOKENS;
     const uint32_t from = max((uint32_t)first, chunk_first);
     const uint32_t to = min((uint32_t)end, chunk_first + NBL_CHUNK_TOKENS);

@@ -32,31 +32,40 @@ template <int D, int RPL> struct half_memory : warp_memory<D, RPL> {
 
 #define HALF2_1024 0x64006400u /**< with a number below 1024 in its low bits: 1024 more than that */
 
-/** Multipliers of the lane's four tokens from the planes as stored. */
-template <int D, int RPL> PTX_FN void store_v_halves(half_memory<D, RPL> &m, uint32_t lane)
+/** Multipliers of the lane's four tokens from the planes as stored; `h1024` is HALF2_1024 in a register, since an
+ *  instruction has room for one constant. */
+template <int D, int RPL>
+PTX_FN void store_v_halves(half_memory<D, RPL> &m, const uint32_t (&planes)[D / 32], uint32_t h1024, uint32_t lane)
 {
 #pragma unroll
     for (int i = 0; i < D / 32; ++i) {
-        const uint32_t low = reinterpret_cast<const uint32_t *>(m.raw[1][i])[lane], high = low >> 8;
+        const uint32_t low = planes[i], high = low >> 8;
         const uint32_t one = 0x3c003c00u, even = 0xe3fee3feu; /* 1; 1 - 1024 */
         const uint32_t part = 0x1c001c00u, odd = 0xc3e0c3e0u; /* 1/256; 1/16 - 4 */
-        m.v_half[i][lane] = make_uint4(ptx_fma_f16x2((low & 0x000f000fu) | HALF2_1024, one, even),
-                                       ptx_fma_f16x2((high & 0x000f000fu) | HALF2_1024, one, even),
-                                       ptx_fma_f16x2((low & 0x00f000f0u) | HALF2_1024, part, odd),
-                                       ptx_fma_f16x2((high & 0x00f000f0u) | HALF2_1024, part, odd));
+        m.v_half[i][lane] = make_uint4(ptx_fma_f16x2((low & 0x000f000fu) | h1024, one, even),
+                                       ptx_fma_f16x2((high & 0x000f000fu) | h1024, one, even),
+                                       ptx_fma_f16x2((low & 0x00f000f0u) | h1024, part, odd),
+                                       ptx_fma_f16x2((high & 0x00f000f0u) | h1024, part, odd));
     }
 }
 
-/** prepare_scales where V is int4p and P V takes halves. */
+/** prepare_scales where V is int4p and P V takes halves. All is read before the first store, behind which the compiler
+ *  would keep it. */
 template <int D, int RPL, bool PAIRED = false>
-PTX_FN void prepare_half_scales(half_memory<D, RPL> &m, uint32_t k_format, int32_t tokens, uint32_t lane)
+PTX_FN void prepare_half_scales(half_memory<D, RPL> &m, uint32_t k_format, int32_t tokens, uint32_t h1024,
+                                uint32_t lane)
 {
-    token_scales<D> s = {};
-    read_scales<D>(m.raw[0], k_format, tokens, lane, s);
-    store_k_scales<D, RPL, PAIRED>(m, lane, k_format, s);
-    store_v_halves<D, RPL>(m, lane);
-    read_scales<D>(m.raw[1] + D / 32, NBL_INT8, tokens, lane, s); /* the exponents alone */
-    store_v_scales<D, RPL>(m, lane, NBL_INT8, s);
+    token_scales<D> k = {}, v = {};
+    uint32_t planes[D / 32];
+#pragma unroll
+    for (int i = 0; i < D / 32; ++i) {
+        planes[i] = reinterpret_cast<const uint32_t *>(m.raw[1][i])[lane];
+    }
+    read_scales<D>(m.raw[0], k_format, tokens, lane, k);
+    read_scales<D>(m.raw[1] + D / 32, NBL_INT8, tokens, lane, v); /* the exponents alone */
+    store_k_scales<D, RPL, PAIRED>(m, lane, k_format, k);
+    store_v_halves<D, RPL>(m, planes, h1024, lane);
+    store_v_scales<D, RPL>(m, lane, NBL_INT8, v);
     __syncwarp();
 }
 
