@@ -110,6 +110,7 @@ static void set_sizes(const nbl_attend_args *args, attend_params *p)
     p->q_heads = args->q_heads;
     p->kv_heads = shape->kv_heads;
     p->group_rows = args->q_heads / shape->kv_heads;
+    p->group_rows_inverse = (255u + p->group_rows) / p->group_rows;
     p->k_dim = shape->k_dim;
     p->v_dim = shape->v_dim;
     p->k_dim_padded = nbl_layout_dim_padded(shape->k_dim);

@@ -196,6 +196,7 @@ typedef struct attend_params {
 
     uint32_t heads_in_turn; /**< of a prefill; 1: items of the heads of a sequence take turns */
     uint32_t whole_rows; /**< of a prefill; 1: rows of O are one block of v_hadamard and written 16 bytes at a time */
+    uint32_t group_rows_inverse; /**< 256 / group_rows, up: (r * it) / 256 is r / group_rows for r below 8 */
 } attend_params;
 
 /** Fails if the plugin has no code for the current device. */

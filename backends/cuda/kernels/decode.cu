@@ -36,27 +36,28 @@
 namespace
 {
 
-/* With eight rows of 128 elements. Twelve are the fastest on sm_90; from sm_100 on they would spill half a kilobyte,
- * and what that costs has not been measured. */
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-constexpr int WARPS_OF_EIGHT_ROWS = 8;
-#else
-constexpr int WARPS_OF_EIGHT_ROWS = 12;
-#endif
-
-template <int D, int RPL> struct shape {
-    /* of a multiprocessor; more would leave too few registers */
-    static constexpr int warps = RPL == 1 ? (D <= 128 ? 16 : 8) : (D == 128 ? WARPS_OF_EIGHT_ROWS : 8);
-};
-
 /* Whether P V takes halves. */
 template <int D, int RPL, typename F>
 constexpr bool TAKES_HALVES = D == 128 && RPL == 2 && F::are_known &&F::v == NBL_INT4P;
+
+/* Of a multiprocessor; more would leave too few registers. With eight rows of 128 elements twelve are the fastest on
+ * sm_90; from sm_100 on they would spill half a kilobyte, and what that costs has not been measured. Where P V takes
+ * halves ptxas spills when it is held to 168 registers, and needs no more of them when it is not. */
+template <int D, int RPL, typename F> constexpr int least_warps()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+    constexpr int eight_rows = 8;
+#else
+    constexpr int eight_rows = TAKES_HALVES<D, RPL, F> ? 11 : 12;
+#endif
+    return RPL == 1 ? (D <= 128 ? 16 : 8) : (D == 128 ? eight_rows : 8);
+}
 
 template <int D, int RPL, typename F>
 using memory_of = typename std::conditional<TAKES_HALVES<D, RPL, F>, half_memory<D, RPL>, warp_memory<D, RPL>>::type;
 
 constexpr uint32_t RESERVED_BYTES = 1024; /* of a block's shared memory, for the system */
+constexpr uint32_t SHARED_UNIT = 128;     /* in which it is given out */
 constexpr uint32_t DEFAULT_BYTES = 49152; /* that a block may have without being asked */
 
 /* ---------------------------------------------------------------------------------------------- states */
@@ -73,7 +74,7 @@ PTX_FN void write_states(const attend_params &p, const unit &u, const lane_rows<
         if (r >= u.rows) {
             continue;
         }
-        uint64_t index = row_index(p, u, r);
+        uint64_t index = row_index<RPL>(p, u, r);
         float *state = p.states + (index * p.chunks + u.chunk) * p.state_floats;
         bool empty = !(rows.has_base >> i & 1u) || rows.sum[i] == 0.0f;
         if (g == 0) {
@@ -298,15 +299,14 @@ template <int D, int RPL, typename F> struct walker {
     }
 
     /* Groups of a turn whose instructions the compiler mixes: a pair hides the latency of one in the other. With eight
-     * rows there are registers for that in Q K only, and where P V takes halves. */
-    static constexpr int v_at_once = RPL == 1 && F::are_known ? 2 : 1;
-    static constexpr int k_at_once = halves ? 2 : v_at_once;
+     * rows there are registers for that only where P V takes halves. */
+    static constexpr int at_once = (RPL == 1 || halves) && F::are_known ? 2 : 1;
 
     /* The groups of a turn of K, and of V, from the first-th on; how many they were. */
     __device__ __forceinline__ uint32_t k_turn(const uint8_t *codes, uint32_t first)
     {
         const uint32_t groups = turn_groups<D, F, 0>(formats), stride = group_stride<D>(is_wide<F, 0>(formats));
-#pragma unroll k_at_once
+#pragma unroll at_once
         for (uint32_t i = 0; i < groups; ++i) {
             k_work(codes + i * stride, first + i);
         }
@@ -315,7 +315,7 @@ template <int D, int RPL, typename F> struct walker {
     __device__ __forceinline__ uint32_t v_turn(const uint8_t *codes, uint32_t first)
     {
         const uint32_t groups = turn_groups<D, F, 1>(formats), stride = group_stride<D>(is_wide<F, 1>(formats));
-#pragma unroll v_at_once
+#pragma unroll at_once
         for (uint32_t i = 0; i < groups; ++i) {
             v_work(codes + i * stride, first + i);
         }
@@ -412,7 +412,8 @@ template <int D, int RPL, typename F> struct walker {
 /* A block is a warp: what steers it is then known to be the same for all its lanes, and the hardware hands a unit to
  * whichever slot is free. */
 template <int D, int RPL, uint32_t K, uint32_t V>
-__global__ void __launch_bounds__(32, shape<D, RPL>::warps) decode_kernel(const __grid_constant__ attend_params p)
+__global__ void __launch_bounds__(32, least_warps<D, RPL, call_formats<K, V>>())
+    decode_kernel(const __grid_constant__ attend_params p)
 {
     __shared__ __align__(512) memory_of<D, RPL, call_formats<K, V>> m;
     const uint32_t lane = threadIdx.x;
@@ -420,7 +421,7 @@ __global__ void __launch_bounds__(32, shape<D, RPL>::warps) decode_kernel(const 
     place_unit(p, blockIdx.x, u);
     const uint32_t guessed = (p.first_chunk + u.chunk) * CUDA_CHUNK_TILES;
     const int32_t guess = guess_page(p, u.sequence, guessed, lane);
-    if (!load_unit(p, u)) {
+    if (!load_unit<RPL>(p, u)) {
         ptx_grid_wait(); /* the step after this one relies on it */
         return;
     }
@@ -467,9 +468,9 @@ __global__ void __launch_bounds__(32, shape<D, RPL>::warps) decode_kernel(const 
 uint32_t spread_bytes(const attend_params *p, uint32_t units, uint32_t bytes)
 {
     const uint32_t share = (units + p->processors - 1u) / p->processors;
-    const uint32_t most = (p->shared_bytes + RESERVED_BYTES) / share,
-                   wanted = most < DEFAULT_BYTES ? most : DEFAULT_BYTES;
-    return wanted > bytes + RESERVED_BYTES ? (wanted - bytes - RESERVED_BYTES) / 128u * 128u : 0u;
+    const uint32_t most = (p->shared_bytes + RESERVED_BYTES) / share;
+    const uint32_t wanted = (most < DEFAULT_BYTES ? most : DEFAULT_BYTES) / SHARED_UNIT * SHARED_UNIT;
+    return wanted > bytes + RESERVED_BYTES ? wanted - bytes - RESERVED_BYTES : 0u;
 }
 
 template <int D, int RPL, typename F> cudaError_t launch(const attend_params *p, cudaStream_t stream)

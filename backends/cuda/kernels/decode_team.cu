@@ -293,7 +293,7 @@ PTX_FN void write_states(const attend_params &p, const unit &u, team_memory<D, R
             sum = row.b != 0.0f ? nbl_fma(row.sum, row.b, sum) : sum;
             o = row.b != 0.0f ? nbl_fma(a, row.b, o) : o;
         }
-        const uint64_t index = row_index(p, u, r);
+        const uint64_t index = row_index<RPL>(p, u, r);
         float *state = p.states + (index * p.chunks + u.chunk) * p.state_floats;
         const bool is_empty = sum == 0.0f;
         state[CUDA_STATE_HEAD_FLOATS + d] = is_empty ? 0.0f : o;
@@ -324,7 +324,7 @@ __global__ void __launch_bounds__(TEAM_THREADS, RPL == 1 && D <= 128 ? 2 : 1)
     place_unit(p, blockIdx.x, u);
     const uint32_t tile = (p.first_chunk + u.chunk) * TILES + warp;
     const int32_t page = guess_page(p, u.sequence, tile, lane);
-    if (!load_unit(p, u)) {
+    if (!load_unit<RPL>(p, u)) {
         ptx_grid_wait(); /* the step after this one relies on it */
         return;
     }

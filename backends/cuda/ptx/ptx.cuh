@@ -176,6 +176,14 @@ PTX_FN void ptx_mma_half(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
     }
 }
 
+/** The same for an m16n8k8 tile of fp16. */
+PTX_FN void ptx_mma_f16_k8(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b)
+{
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(b));
+}
+
 /** The smaller magnitudes of two pairs of bf16; signs are of no use. PTX ISA, Half Precision Floating Point, min */
 PTX_FN uint32_t ptx_min_abs_bf16x2(uint32_t a, uint32_t b)
 {

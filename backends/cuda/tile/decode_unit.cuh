@@ -12,17 +12,25 @@
 #include "sequence_check.cuh"
 #include "stored.cuh"
 
-/** Row r of the unit: query token r / group_rows of its sequence. */
-PTX_FN uint64_t row_index(const attend_params &p, const unit &u, uint32_t r)
+/** r / group_rows: which query token of its sequence row r of the unit is. A division is longer, but with one row a lane
+ *  there are no registers to spare for what the compiler then keeps. */
+template <int RPL> PTX_FN uint32_t row_token(const attend_params &p, uint32_t r)
 {
-    uint32_t token = (uint32_t)u.q_first + r / p.group_rows;
-    return (uint64_t)token * p.q_heads + u.kv_head * p.group_rows + r % p.group_rows;
+    return RPL == 1 ? r / p.group_rows : r * p.group_rows_inverse / 256u;
+}
+
+template <int RPL> PTX_FN uint64_t row_index(const attend_params &p, const unit &u, uint32_t r)
+{
+    const uint32_t token = row_token<RPL>(p, r);
+    return (uint64_t)((uint32_t)u.q_first + token) * p.q_heads + u.kv_head * p.group_rows +
+           (RPL == 1 ? r % p.group_rows : r - token * p.group_rows);
 }
 
 /** Visible positions of a row (NUM 5.2). */
+template <int RPL>
 PTX_FN void row_range(const attend_params &p, const unit &u, uint32_t r, int32_t &first, int32_t &end)
 {
-    const visible_range range = visible_range_of(p, u.kv_len, (int64_t)u.kv_len - u.q_len + r / p.group_rows);
+    const visible_range range = visible_range_of(p, u.kv_len, (int64_t)u.kv_len - u.q_len + row_token<RPL>(p, r));
     first = range.first;
     end = range.end;
 }
@@ -33,7 +41,7 @@ PTX_FN void load_queries(const attend_params &p, const unit &u, warp_memory<D, R
 {
     const uint32_t g = lane / 4u, t = lane % 4u;
     const uint32_t r = RPL == 1 ? g / 2u : g;
-    const int8_t *codes = p.codes + (r < u.rows ? row_index(p, u, r) : 0) * p.k_dim_padded + 8u * t;
+    const int8_t *codes = p.codes + (r < u.rows ? row_index<RPL>(p, u, r) : 0) * p.k_dim_padded + 8u * t;
 #pragma unroll
     for (int s = 0; s < D / 32; ++s) {
         const uint2 q = *reinterpret_cast<const uint2 *>(codes + 32 * s);
@@ -53,10 +61,10 @@ template <int RPL> PTX_FN lane_rows<RPL> load_rows(const attend_params &p, const
         rows.first[i] = rows.end[i] = 0;
         rows.base[i] = rows.sum[i] = 0.0f;
         if (r < u.rows) {
-            const cuda_query &q = p.queries[row_index(p, u, r)];
+            const cuda_query &q = p.queries[row_index<RPL>(p, u, r)];
             rows.scale[i] = q.scale;
             rows.start[i] = k_start(q.bias);
-            row_range(p, u, r, rows.first[i], rows.end[i]);
+            row_range<RPL>(p, u, r, rows.first[i], rows.end[i]);
         }
     }
     return rows;
@@ -72,7 +80,7 @@ PTX_FN void place_unit(const attend_params &p, uint32_t index, unit &u)
 
 /** The rows and tiles of a unit that has been placed; false if there is nothing to do. Lengths are checked here too:
  *  prepare may not be done. */
-PTX_FN bool load_unit(const attend_params &p, unit &u)
+template <int RPL> PTX_FN bool load_unit(const attend_params &p, unit &u)
 {
     const sequence_lengths s = read_lengths(p, u.sequence);
     if (!s.good || s.q_len == 0 || u.chunk >= cuda_live_chunks(&p, s.kv_len)) {
@@ -84,8 +92,8 @@ PTX_FN bool load_unit(const attend_params &p, unit &u)
     u.rows = (uint32_t)s.q_len * p.group_rows;
     u.pages = p.page_table + (uint64_t)u.sequence * p.page_table_stride;
     int32_t first, end; /* of all rows: both grow from one query token to the next */
-    row_range(p, u, 0, first, u.seen_end);
-    row_range(p, u, u.rows - 1u, u.seen_first, end);
+    row_range<RPL>(p, u, 0, first, u.seen_end);
+    row_range<RPL>(p, u, u.rows - 1u, u.seen_first, end);
     const uint32_t chunk_first = (p.first_chunk + u.chunk) * NBL_CHUNK_TOKENS;
     const uint32_t from = max((uint32_t)first, chunk_first);
     const uint32_t to = min((uint32_t)end, chunk_first + NBL_CHUNK_TOKENS);

@@ -112,7 +112,9 @@ PTX_FN void v_group_half(const half_memory<D, RPL> &m, const uint8_t *codes, uin
 #pragma unroll
     for (uint32_t half = 0; half < 2u; ++half) {
         const uint2 f = reinterpret_cast<const uint2 *>(&m.v_half[g / 2u][8u * group + 4u * half + t])[g % 2u];
-        const uint32_t a[4] = {f.x, f.y, f.y, f.y}; /* rows from 8 on are not used */
+        uint32_t any; /* of rows that are not used */
+        asm("" : "=r"(any));
+        const uint32_t a[4] = {f.x, any, f.y, any};
         ptx_mma_half(block_sums, a, half_weight<all>(p[half][0]), half_weight<all>(p[half][1]), true);
         w[half][0] = half_weight<most>(p[half][0]);
         w[half][1] = half_weight<most>(p[half][1]);
@@ -134,21 +136,29 @@ PTX_FN void v_group_half(const half_memory<D, RPL> &m, const uint8_t *codes, uin
     }
 }
 
-/** Takes 8 sum m P off the sums of a tile. */
+/** Takes 8 sum m P off the sums of a tile: as products of -2^-12 and 8 sum m P 2^-19, which are multiples of 2^-16
+ *  below 8 and so the sums of two halves. */
 template <int D, int RPL>
 PTX_FN void end_half_sums(half_memory<D, RPL> &m, uint32_t lane, const float (&block_sums)[4], float (&acc)[D / 16][4])
 {
-    float2 *exchange = reinterpret_cast<float2 *>(&m.packed[0][0]);
-    const float unit = lane / 4u % 2u == 0 ? 0x1p-21f : 0x1p-17f;
-    exchange[lane] = make_float2(block_sums[0] * unit, block_sums[1] * unit);
+    uint32_t *exchange = reinterpret_cast<uint32_t *>(&m.packed[0][0]); /* [row][block] */
+    const uint32_t g = lane / 4u, t = lane % 4u;
+    const float unit = g % 2u == 0 ? 0x1p-9f : 0x1p-5f;
+    const float x = block_sums[0] * unit, y = block_sums[1] * unit;
+    const uint32_t high = ptx_f16x2(x, y);
+    const uint32_t low = ptx_f16x2(x - ptx_half_low(high, true), y - ptx_half_high(high, true));
+    exchange[16u * t + g] = ptx_prmt(high, low, 0x5410u);
+    exchange[16u * t + 8u + g] = ptx_prmt(high, low, 0x7632u);
     __syncwarp();
+    const uint32_t a = t == 0 ? 0x8c008c00u : 0u; /* k = 0 and 1 alone count */
 #pragma unroll
-    for (uint32_t n = 0; n < D / 16; ++n) {
-        const float2 two = exchange[4u * n + lane % 4u];
-        acc[n][0] -= two.x;
-        acc[n][1] -= two.y;
-        acc[n][2] -= two.x;
-        acc[n][3] -= two.y;
+    for (uint32_t i = 0; i < D / 64; ++i) {
+        const uint4 four = reinterpret_cast<const uint4 *>(exchange + 8u * g)[i];
+        const uint32_t b[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+        for (uint32_t k = 0; k < 4u; ++k) {
+            ptx_mma_f16_k8(acc[4u * i + k], a, a, b[k]);
+        }
     }
 }
 
