@@ -42,7 +42,7 @@ constexpr bool TAKES_HALVES = D == 128 && RPL == 2 && F::are_known &&F::v == NBL
 
 /* Of a multiprocessor; more would leave too few registers. With eight rows of 128 elements twelve are the fastest on
  * sm_90; from sm_100 on they would spill half a kilobyte, and what that costs has not been measured. Where P V takes
- * halves ptxas spills when it is held to 168 registers, and needs no more of them when it is not. */
+ * halves, a bound of eleven, which allows 168 registers as well, makes ptxas spill nothing, one of twelve 32 bytes. */
 template <int D, int RPL, typename F> constexpr int least_warps()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
@@ -137,8 +137,7 @@ template <int D, int RPL, typename F> struct walker {
     asker<unit_copies> ask;
     lane_rows<RPL> rows;
     float o[D / 16][2][RPL];
-
-    int32_t start[4]; /* of the products of Q K, in four registers: they take them as they are */
+    int32_t k_starts[4]; /* what the sums of Q K begin with; where P V takes halves, in registers that stay */
 
     /* of the tile and group in work */
     uint32_t formats;
@@ -194,9 +193,9 @@ template <int D, int RPL, typename F> struct walker {
     {
         const uint32_t format = format_of<F, 0>(formats, group);
         if (!halves) {
-            start[0] = start[2] = rows.start[0], start[1] = start[3] = rows.start[RPL - 1];
+            k_starts[0] = k_starts[2] = rows.start[0], k_starts[1] = k_starts[3] = rows.start[RPL - 1];
         }
-        store_logits<D, RPL, F::k == NBL_MXFP4>(m, codes, format, group, lane, start);
+        store_logits<D, RPL, F::k == NBL_MXFP4>(m, codes, format, group, lane, k_starts);
     }
 
     /* Which of the lane's tokens its rows see: nearly always all, which is worth a branch where there are two rows. */
@@ -434,9 +433,9 @@ __global__ void __launch_bounds__(32, least_warps<D, RPL, call_formats<K, V>>())
     const bool is_bad = p.sequences[u.sequence].q_len == 0; /* on its way with the rows */
     w.rows = load_rows<RPL>(p, u, w.t);
     if (w.halves) {
-        for (int i = 0; i < 4; ++i) {
-            w.start[i] = (int32_t)((uint32_t)w.rows.start[i % 2 * (RPL - 1)] ^ (i / 2 == 0 ? 0 : ptx_constant(0)));
-        }
+        w.k_starts[0] = w.rows.start[0], w.k_starts[1] = w.rows.start[RPL - 1];
+        w.k_starts[2] = w.k_starts[0] ^ (int32_t)ptx_constant(0),
+        w.k_starts[3] = w.k_starts[1] ^ (int32_t)ptx_constant(0);
     }
     load_queries<D, RPL, K == NBL_MXFP4>(p, u, m, lane);
     w.fill_ring();

@@ -12,8 +12,8 @@
 #include "sequence_check.cuh"
 #include "stored.cuh"
 
-/** r / group_rows: which query token of its sequence row r of the unit is. A division is longer, but with one row a lane
- *  there are no registers to spare for what the compiler then keeps. */
+/** r / group_rows, the query token of row r of the unit. A division is longer, but with one row a lane the compiler has
+ *  no registers for what it then keeps. */
 template <int RPL> PTX_FN uint32_t row_token(const attend_params &p, uint32_t r)
 {
     return RPL == 1 ? r / p.group_rows : r * p.group_rows_inverse / 256u;
