@@ -195,7 +195,7 @@ template <int D, int RPL, typename F> struct walker {
         if (!halves) {
             k_starts[0] = k_starts[2] = rows.start[0], k_starts[1] = k_starts[3] = rows.start[RPL - 1];
         }
-        store_logits<D, RPL, F::k == NBL_MXFP4>(m, codes, format, group, lane, k_starts);
+        store_logits<D, RPL, F::k == NBL_MXFP4, halves>(m, codes, format, group, lane, k_starts);
     }
 
     /* Which of the lane's tokens its rows see: nearly always all, which is worth a branch where there are two rows. */

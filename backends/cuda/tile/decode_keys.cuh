@@ -30,10 +30,12 @@ PTX_FN uint2 read_words(const uint8_t *at)
     return *reinterpret_cast<const uint2 *>(at);
 }
 
-/** Codes times factor plus 128, as unsigned bytes: of the low nibbles in a[0], of the high ones in a[1]. */
+/** Codes times factor plus 128, as unsigned bytes: of the low nibbles in a[0], of the high ones in a[1]. DP4A: the
+ *  multiplier picks the factor, where the pipe of logic has more to do. */
+template <bool DP4A>
 PTX_FN void multiply_int4p(uint32_t w, uint32_t factors, uint32_t step, uint32_t &low, uint32_t &high)
 {
-    const uint32_t m = ptx_prmt(factors, 0, 0x4440u + step);
+    const uint32_t m = DP4A ? ptx_dp4a_byte(factors, step) : ptx_prmt(factors, 0, 0x4440u + step);
     const uint32_t c = 0x80808080u - m * 0x08080808u;
     low = (w & 0x0f0f0f0fu) * m + c;
     high = (w >> 4 & 0x0f0f0f0fu) * m + c;
@@ -57,7 +59,7 @@ PTX_FN void read_factors(const uint32_t *factors, uint32_t g, uint2 (&f)[2])
 /** int4p; the products carry 128 times the sum of Q's codes, which `start` takes back. It is what the sums begin with,
  *  and has the bits of NBL_MAGIC besides, so that those of a sum are NBL_MAGIC plus the sum, as a float: a sum has less
  *  than 22 bits (256 * 128 * 127). */
-template <int STEPS, int STRIDE>
+template <int STEPS, int STRIDE, bool DP4A>
 PTX_FN void k_group_int4p(const uint8_t *codes, const uint32_t *factors, const uint2 *queries, uint32_t g, uint32_t t,
                           const int32_t (&start)[4], float (&x)[2][4])
 {
@@ -73,8 +75,8 @@ PTX_FN void k_group_int4p(const uint8_t *codes, const uint32_t *factors, const u
         for (uint32_t half = 0; half < 2u; ++half) {
             const uint2 w = read_words(codes + (4 * step + t) * 128u + k_place(half, g, t));
             uint32_t a[4];
-            multiply_int4p(w.x, f[half].x, step % 4u, a[0], a[2]);
-            multiply_int4p(w.y, f[half].y, step % 4u, a[1], a[3]);
+            multiply_int4p<DP4A>(w.x, f[half].x, step % 4u, a[0], a[2]);
+            multiply_int4p<DP4A>(w.y, f[half].y, step % 4u, a[1], a[3]);
             if (step == 0) {
                 ptx_mma_m16n8k32_us_from(s[half], a, q, start);
             } else {
@@ -168,7 +170,7 @@ PTX_FN int32_t k_start(int32_t bias)
 }
 
 /** Sums of a group's two 16-token tiles. PAIRED: all K are mxfp4, and Q is as that wants it. */
-template <int D, int RPL, bool PAIRED = false>
+template <int D, int RPL, bool PAIRED = false, bool DP4A = false>
 PTX_FN void k_group(const warp_memory<D, RPL> &m, const uint8_t *codes, uint32_t format, uint32_t group, uint32_t lane,
                     const int32_t (&start)[4], float (&x)[2][4])
 {
@@ -176,7 +178,7 @@ PTX_FN void k_group(const warp_memory<D, RPL> &m, const uint8_t *codes, uint32_t
     const uint32_t *factors = &m.k_factor[0][group * GROUP];
     const uint2 *queries = &m.q[0][query_place<RPL>(g, t)];
     if (format == NBL_INT4P) {
-        k_group_int4p<D / 32, 16 * RPL>(codes, factors, queries, g, t, start, x);
+        k_group_int4p<D / 32, 16 * RPL, DP4A>(codes, factors, queries, g, t, start, x);
         return;
     }
     int32_t s[2][4];
@@ -192,13 +194,13 @@ PTX_FN void k_group(const warp_memory<D, RPL> &m, const uint8_t *codes, uint32_t
 }
 
 /** Logits of a group but for the rows' scales, the lane's to its own place. */
-template <int D, int RPL, bool PAIRED = false>
+template <int D, int RPL, bool PAIRED = false, bool DP4A = false>
 PTX_FN void store_logits(warp_memory<D, RPL> &m, const uint8_t *codes, uint32_t format, uint32_t group, uint32_t lane,
                          const int32_t (&start)[4])
 {
     const uint32_t g = lane / 4u;
     float x[2][4];
-    k_group<D, RPL, PAIRED>(m, codes, format, group, lane, start, x);
+    k_group<D, RPL, PAIRED, DP4A>(m, codes, format, group, lane, start, x);
     const float2 low = scales_from<D, RPL, PAIRED>(m, group * GROUP, g);
     const float2 high = scales_from<D, RPL, PAIRED>(m, group * GROUP + 16u, g);
 #pragma unroll
