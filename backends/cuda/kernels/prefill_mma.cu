@@ -161,13 +161,13 @@ template <int KD, int VD> CUDA_DEVICE void do_item(const attend_params &p, memor
         scores_of<KD, 128>(s, ptx_shared_address(m.queries), ptx_thread() / 32u * 16u, ptx_shared_address(image));
         const int32_t start = (int32_t)(tile * CUDA_TILE_TOKENS);
         prefill_top top = prefill_logits<KD, VD>(s, image, prefill_common<KD, VD>(image), rows_of_warp(m),
-                                                 prefill_is_open(it, tile), start, r);
+                                                 prefill_is_open(it, tile), start, r, threadIdx.x % PREFILL_LANES);
         if (top.unusual) {
             prefill_unusual<KD, VD>(s, queries_of_warp<KD>(m), image, rows_of_warp(m), start, r, o, top);
         }
         prefill_weights(s, top, m.table, packed, b);
         prefill_partial part = {};
-        prefill_sum<KD, VD, 0, 8>(s, image, part);
+        prefill_sum<KD, VD, 0, 8>(s, image, threadIdx.x % PREFILL_LANES, part);
         prefill_sum_up(part, l);
         prefill_add_sum(r, b, l);
         int32_t(&a)[VD / 2] = reinterpret_cast<int32_t(&)[VD / 2]>(s); /* the scores are done with */

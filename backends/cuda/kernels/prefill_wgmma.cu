@@ -269,9 +269,16 @@ CUDA_DEVICE void arrive_for_warp(uint64_t &barrier)
     }
 }
 
+/* Barrier of the turn of the thread's warpgroup, or of the other one; not worked out anew in every tile. */
+CUDA_DEVICE uint32_t turn_of(bool other)
+{
+    return ptx_keep(WEIGH_BARRIER + (other ? 2u - threadIdx.x / 128u : threadIdx.x / 128u - 1u));
+}
+
 template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memory<KD, VD> &m)
 {
     const uint32_t group = uniform(threadIdx.x / 128u - 1u);
+    const uint32_t t = ptx_keep(threadIdx.x % PREFILL_LANES), own_turn = turn_of(false), other_turn = turn_of(true);
     const uint32_t k_low = wgmma_tile_low(ptx_shared_address(m.stages[0].image));
     const uint32_t v_low = k_low + prefill_image<KD, VD>::v_at / 16u;
     const uint32_t q_low = wgmma_tile_low(ptx_shared_address(m.queries[0])) + group * (64u * KD / 16u);
@@ -304,20 +311,20 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
         const uint32_t v = v_low + w.at.at / 16u;
         uint32_t packed[16];
         float b[2], l[2];
-        prefill_top top = prefill_logits<KD, VD>(s, image, common, rows_of_warp(m, slot), w.open != 0, start, r);
+        prefill_top top = prefill_logits<KD, VD>(s, image, common, rows_of_warp(m, slot), w.open != 0, start, r, t);
         prefill_late_sum(r, late);
         if (top.unusual) {
             prefill_unusual<KD, VD>(s, queries_of_warp(m, slot), image, rows_of_warp(m, slot), start, r, o, top);
         }
-        wgmma_bar_sync(WEIGH_BARRIER + group, CONSUMERS);
+        wgmma_bar_sync(own_turn, CONSUMERS);
         prefill_weights(s, top, m.table, packed, b);
         prefill_partial part = {};
-        prefill_sum<KD, VD, 0, SUMS_IN_TURN>(s, image, part);
-        wgmma_bar_arrive(WEIGH_BARRIER + (group ^ 1u), CONSUMERS);
+        prefill_sum<KD, VD, 0, SUMS_IN_TURN>(s, image, t, part);
+        wgmma_bar_arrive(other_turn, CONSUMERS);
         wgmma_fence();
         begin_sums<VD>(a, packed, v);
         wgmma_commit();
-        prefill_sum<KD, VD, SUMS_IN_TURN, 8>(s, image, part);
+        prefill_sum<KD, VD, SUMS_IN_TURN, 8>(s, image, t, part);
         prefill_sum_up(part, l);
         const bool stops = w.tile + 1u == w.stop;
         if (stops && w.stop == w.end) {

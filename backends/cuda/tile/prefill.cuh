@@ -348,10 +348,10 @@ struct prefill_parameters {
     const float4 *weights;
 };
 
-template <int KD, int VD> CUDA_DEVICE prefill_parameters prefill_parameters_of(const uint8_t *image)
+template <int KD, int VD>
+CUDA_DEVICE prefill_parameters prefill_parameters_of(const uint8_t *image, uint32_t t = threadIdx.x % PREFILL_LANES)
 {
     using place = prefill_image<KD, VD>;
-    uint32_t t = threadIdx.x % PREFILL_LANES;
     prefill_parameters v;
     v.units = (const float4 *)(const void *)(image + place::units_at) + t;
     v.exponents = (const float4 *)(const void *)(image + place::exponents_at) + t;
@@ -756,13 +756,13 @@ template <int KD, int VD> CUDA_DEVICE float prefill_common(const uint8_t *image)
 }
 
 /** A tile's scores to bits of t; `common` is prefill_common of it, to be asked for before the scores are there; `open`
- *  says that the rows see the whole tile. */
+ *  says that the rows see the whole tile; t is the lane among those that share a row. */
 template <int KD, int VD>
 CUDA_DEVICE prefill_top prefill_logits(int32_t (&s)[64], const uint8_t *image, float common, const prefill_row *rows,
-                                       bool open, int32_t start, const prefill_rows &r)
+                                       bool open, int32_t start, const prefill_rows &r, uint32_t t)
 {
     prefill_top top;
-    const prefill_parameters v = prefill_parameters_of<KD, VD>(image);
+    const prefill_parameters v = prefill_parameters_of<KD, VD>(image, t);
     int32_t own[2]; /* of the thread */
     if (common == 0.0f) {
         prefill_near_logits<false>(s, v, r.scale, own);
@@ -805,9 +805,9 @@ struct prefill_partial {
 
 /** Adds the tokens of groups [FROM, TO) of 16 to the thread's sums; s is p. */
 template <int KD, int VD, int FROM, int TO>
-CUDA_DEVICE void prefill_sum(const int32_t (&s)[64], const uint8_t *image, prefill_partial &part)
+CUDA_DEVICE void prefill_sum(const int32_t (&s)[64], const uint8_t *image, uint32_t t, prefill_partial &part)
 {
-    const prefill_parameters v = prefill_parameters_of<KD, VD>(image);
+    const prefill_parameters v = prefill_parameters_of<KD, VD>(image, t);
 #pragma unroll
     for (int h = FROM; h < TO; ++h) {
         const float4 weight4 = v.weights[4 * h];
