@@ -42,11 +42,14 @@ constexpr bool TAKES_HALVES = D == 128 && RPL == 2 && F::are_known &&F::v == NBL
 
 /* Of a multiprocessor; more would leave too few registers. With eight rows of 128 elements twelve are the fastest on
  * sm_90; from sm_100 on they would spill half a kilobyte, and what that costs has not been measured. Where P V takes
- * halves, a bound of eleven, which allows 168 registers as well, makes ptxas spill nothing, one of twelve 32 bytes. */
+ * halves, a bound of eleven, which allows 168 registers as well, makes ptxas spill nothing, one of twelve 32 bytes;
+ * before sm_90 shared memory has room for eight. */
 template <int D, int RPL, typename F> constexpr int least_warps()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
     constexpr int eight_rows = 8;
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+    constexpr int eight_rows = TAKES_HALVES<D, RPL, F> ? 8 : 12;
 #else
     constexpr int eight_rows = TAKES_HALVES<D, RPL, F> ? 11 : 12;
 #endif
