@@ -11,13 +11,6 @@
 
 #include "vector32.cuh"
 
-/** nbl_exponent_for (NUM 3.2, 3.4) without a branch, for magnitudes that the largest exponent suffices for. */
-CUDA_DEVICE int32_t query_exponent(float most, float peak, int32_t low)
-{
-    const uint32_t significand = 0x7fffffu, carry = significand - (nbl_bits_of(peak) & significand);
-    return max((int32_t)((nbl_bits_of(most) + carry) >> 23) - (int32_t)(nbl_bits_of(peak) >> 23), low);
-}
-
 /** Four q8 codes of elements that the exponent suffices for; inverse: of the unit. */
 CUDA_DEVICE uint32_t query_word8(const float *x, float inverse)
 {

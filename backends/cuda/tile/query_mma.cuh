@@ -260,8 +260,9 @@ CUDA_DEVICE int32_t query_exponents4(const float (&most)[QUERY_BLOCKS], uint32_t
 #pragma unroll
     for (uint32_t i = 0; i < 2u; ++i) { /* the exponent of the largest is the largest exponent */
         const float peak = nbl_mxfp4_peak(NBL_RULE_OPTIMAL);
-        e[i] = (uint32_t)(query_exponent(most[2u * i], peak, NBL_BLOCK_E_MIN) - NBL_BLOCK_E_MIN) |
-               (uint32_t)(query_exponent(most[2u * i + 1u], peak, NBL_BLOCK_E_MIN) - NBL_BLOCK_E_MIN) << 16;
+        e[i] = (uint32_t)(nbl_exponent_for(most[2u * i], peak, NBL_BLOCK_E_MIN, NBL_BLOCK_E_MAX) - NBL_BLOCK_E_MIN) |
+               (uint32_t)(nbl_exponent_for(most[2u * i + 1u], peak, NBL_BLOCK_E_MIN, NBL_BLOCK_E_MAX) - NBL_BLOCK_E_MIN)
+                   << 16;
         e[i] = __vmaxu2(e[i], __shfl_xor_sync(FULL_WARP, e[i], 1));
         e[i] = __vmaxu2(e[i], __shfl_xor_sync(FULL_WARP, e[i], 2));
     }
@@ -295,7 +296,7 @@ CUDA_DEVICE int32_t query_quantize(const float (&x)[VECTOR32], float *most, uint
         }
         return least - 1;
     }
-    const int32_t exponent = query_exponent(*most, (float)NBL_INT8_CODE_MAX, NBL_E_MIN);
+    const int32_t exponent = nbl_exponent_for(*most, (float)NBL_INT8_CODE_MAX, NBL_E_MIN, NBL_E_MAX);
 #pragma unroll
     for (uint32_t i = 0; i < 2u * QUERY_BLOCKS; ++i) {
         words[i] = query_word8(&x[4u * i], nbl_pow2(-exponent));
