@@ -25,7 +25,7 @@
 #define LOADER_REGISTERS 40
 #define CONSUMER_REGISTERS 232
 #define LOADER_BARRIER 1u
-#define SUMS_IN_TURN 6   /* groups of 16 tokens whose weights are summed up within the turn, the others under P V */
+#define SUMS_IN_TURN 7   /* groups of 16 tokens whose weights are summed up within the turn, the others under P V */
 #define WEIGH_BARRIER 2u /* and the one after it: a warpgroup's turn to weigh */
 #define IDLE 100u        /* nanoseconds that a loading thread sleeps; a tile takes over a thousand */
 

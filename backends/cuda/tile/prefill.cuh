@@ -329,7 +329,7 @@ template <int KD> CUDA_DEVICE void prefill_rescore(int32_t (&s)[64], const uint8
 template <int KD> CUDA_DEVICE int32_t prefill_score(const uint8_t *q, const uint8_t *k, uint32_t row, uint32_t token)
 {
     int32_t sum = 0;
-#pragma unroll 2
+#pragma unroll
     for (uint32_t piece = 0; piece < KD / 16u; ++piece) {
         const int4 a = *(const int4 *)(const void *)(q + prefill_piece<KD>(row, piece));
         const int4 b = *(const int4 *)(const void *)(k + prefill_piece<KD>(token, piece));
