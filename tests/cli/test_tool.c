@@ -116,6 +116,7 @@ Test(tool, errors_found_with_a_backend_name_the_option_too)
 {
     assert_refused(TOOL("attend", "--generate", "gaussian", "--recipe", "kv5"), 2, "nibble: --recipe: ");
     assert_refused(TOOL("plan", "--recipe", "kv4,kv5"), 2, "nibble: --recipe: ");
+    assert_refused(TOOL("bench", "--recipe", "kv5"), 2, "nibble: --recipe: ");
     assert_refused(TOOL("bench", "--predict", "h200", "--recipe", "kv5"), 2, "nibble: --recipe: ");
     assert_refused(TOOL("compare", "--generate", "gaussian", "--recipes", "kv4,kv5"), 2,
                    "nibble: --recipes: recipe \"kv5\"");

@@ -133,19 +133,6 @@ CUDA_DEVICE uint32_t query_matrix(void)
 /* Blocks that elements are computed of together, QUERY_BLOCKS / GROUP apart. */
 template <uint32_t N> constexpr uint32_t query_group = N == QUERY_DIM ? 2u : 1u;
 
-/* Butterflies at distance h. */
-template <uint32_t H, uint32_t COUNT> CUDA_DEVICE void query_butterflies(float (&x)[COUNT])
-{
-#pragma unroll
-    for (uint32_t i = 0; i < COUNT; ++i) {
-        if ((i & H) == 0) {
-            const float low = x[i], high = x[i + H];
-            x[i] = low + high;
-            x[i + H] = low - high;
-        }
-    }
-}
-
 /* Four results of the lane in blocks `block` and, if N is 128, block + 2: elements 4 * half and on of its eight. */
 template <uint32_t N>
 CUDA_DEVICE void query_elements(const uint32_t (&w)[QUERY_WORDS], uint32_t matrix, uint32_t block, uint32_t half,
@@ -167,9 +154,9 @@ CUDA_DEVICE void query_elements(const uint32_t (&w)[QUERY_WORDS], uint32_t matri
             x[4u * i + j] = sum[j];
         }
     }
-    query_butterflies<2>(x);
+    vector32_butterflies<2>(x);
     if constexpr (N == QUERY_DIM) {
-        query_butterflies<4>(x);
+        vector32_butterflies<4>(x);
     }
 }
 

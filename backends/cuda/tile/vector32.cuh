@@ -246,11 +246,11 @@ CUDA_DEVICE void vector32_sanitize(float (&x)[VECTOR32], block16_counts *counts)
 
 /* ------------------------------------------------------------------------------------------------ transforms */
 
-/* Butterflies at distance h inside the lane. */
-template <uint32_t H> CUDA_DEVICE void vector32_butterflies(float (&x)[VECTOR32])
+/** Butterflies at distance H inside the lane. */
+template <uint32_t H, uint32_t COUNT> CUDA_DEVICE void vector32_butterflies(float (&x)[COUNT])
 {
 #pragma unroll
-    for (uint32_t i = 0; i < VECTOR32; ++i) {
+    for (uint32_t i = 0; i < COUNT; ++i) {
         if ((i & H) == 0) {
             float low = x[i];
             float high = x[i + H];
