@@ -15,7 +15,7 @@
 
 #define THREADS (2u * CUDA_TILE_TOKENS)
 #define BLOCKS_PER_UNIT_MAX 64u
-#define BLOCKS_PER_PROCESSOR 4              /* that registers must allow */
+#define BLOCKS_PER_PROCESSOR 5              /* that registers must allow */
 #define TURN_BYTES_MAX (UINT64_C(48) << 20) /* of images; the second-level cache of an H200 has 50 MB */
 #define TOKENS16 16u
 
@@ -141,31 +141,44 @@ template <int KD> CUDA_DEVICE void expand_k8(uint8_t *image, uint32_t token, con
     }
 }
 
-/* Codes of 4 bits. All words of the token are on their way together. */
-template <int KD> CUDA_DEVICE void expand_k4(uint8_t *image, uint32_t token, const k_token &k, int32_t exponent)
+/* Codes of 4 bits and their scales, as they are in the page. */
+template <int KD> struct k_words {
+    uint32_t codes[KD / 8];
+    uint32_t scales[KD / BLOCK16 / 4]; /* a byte each */
+};
+
+/* Asks for all of a token together; not if its codes are int8. */
+template <int KD> CUDA_DEVICE k_words<KD> k_words_of(const k_token &k)
 {
-    constexpr uint32_t blocks = KD / BLOCK16;
-    uint32_t words[2u * blocks];
-    uint8_t scales[blocks];
+    k_words<KD> words = {};
 #pragma unroll
-    for (uint32_t b = 0; b < blocks; ++b) {
-        const bool there = b < k.blocks;
-        words[2u * b] = there ? word_at(k, 2u * b) : 0u;
-        words[2u * b + 1u] = there ? word_at(k, 2u * b + 1u) : 0u;
-        scales[b] = there ? stored_scale(k.part, k.scales, b) : (uint8_t)0;
+    for (uint32_t b = 0; b < KD / BLOCK16; ++b) {
+        if (b < k.blocks && k.part.format != NBL_INT8) {
+            words.codes[2u * b] = word_at(k, 2u * b);
+            words.codes[2u * b + 1u] = word_at(k, 2u * b + 1u);
+            words.scales[b / 4u] |= (uint32_t)stored_scale(k.part, k.scales, b) << (8u * (b % 4u));
+        }
     }
+    return words;
+}
+
+/* Codes of 4 bits. */
+template <int KD>
+CUDA_DEVICE void expand_k4(uint8_t *image, uint32_t token, const k_token &k, int32_t exponent, const k_words<KD> &words)
+{
 #pragma unroll
-    for (uint32_t b = 0; b < blocks; ++b) {
+    for (uint32_t b = 0; b < KD / BLOCK16; ++b) {
         if (b < k.blocks) {
-            const uint32_t multiplier = stored_multiplier_of(k.part.format, scales[b], b, exponent);
+            const uint8_t scale = (uint8_t)(words.scales[b / 4u] >> (8u * (b % 4u)));
+            const uint32_t multiplier = stored_multiplier_of(k.part.format, scale, b, exponent);
             *(uint4 *)(void *)(image + prefill_piece<KD>(token, b)) =
-                block_of(k.part.format, words[2u * b], words[2u * b + 1u], multiplier);
+                block_of(k.part.format, words.codes[2u * b], words.codes[2u * b + 1u], multiplier);
         }
     }
 }
 
 /* K of the thread's token; the ranges are in place. */
-template <int KD, int VD> CUDA_DEVICE void expand_k(memory<KD, VD> &m, const k_token &k)
+template <int KD, int VD> CUDA_DEVICE void expand_k(memory<KD, VD> &m, const k_token &k, const k_words<KD> &words)
 {
     using place = prefill_image<KD, VD>;
     const uint32_t token = threadIdx.x % CUDA_TILE_TOKENS;
@@ -177,7 +190,7 @@ template <int KD, int VD> CUDA_DEVICE void expand_k(memory<KD, VD> &m, const k_t
     if (k.part.format == NBL_INT8) {
         expand_k8<KD>(m.image, token, k);
     } else {
-        expand_k4<KD>(m.image, token, k, exponent);
+        expand_k4<KD>(m.image, token, k, exponent, words);
     }
     for (uint32_t b = k.blocks; b < KD / BLOCK16; ++b) {
         *(uint4 *)(void *)(m.image + prefill_piece<KD>(token, b)) = make_uint4(0, 0, 0, 0);
@@ -380,21 +393,9 @@ CUDA_DEVICE void count_items(const attend_params &p)
     }
 }
 
-template <int KD, int VD>
-__global__ void __launch_bounds__(THREADS, BLOCKS_PER_PROCESSOR)
-    prefill_expand_kernel(const __grid_constant__ attend_params p)
+/* The block's tiles of a unit of the slab. */
+template <int KD, int VD> CUDA_DEVICE void expand_unit(const attend_params &p, memory<KD, VD> &m, uint32_t in_slab)
 {
-    extern __shared__ __align__(16) uint8_t dynamic[];
-    memory<KD, VD> &m = *reinterpret_cast<memory<KD, VD> *>(dynamic);
-    ptx_grid_release();
-    ptx_grid_wait();
-    if (blockIdx.y == 0) { /* first, so that nobody waits for it */
-        if (blockIdx.x == 0) {
-            count_items(p);
-        }
-        return;
-    }
-    const uint32_t in_slab = blockIdx.y - 1u;
     const uint32_t sequence = (p.first_unit + in_slab) / p.kv_heads;
     const cuda_sequence s = p.sequences[sequence];
     if (s.q_len == 0) {
@@ -406,18 +407,40 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_PROCESSOR)
     prefill_unit_tiles(p, s, &first, &end);
     for (uint32_t tile = first + blockIdx.x; tile < end; tile += gridDim.x) {
         const uint32_t position = tile * CUDA_TILE_TOKENS + threadIdx.x % CUDA_TILE_TOKENS;
-        if (threadIdx.x < CUDA_TILE_TOKENS) {
-            put_range(m, k_range_of(k_token_at(p, u, position)));
+        const bool has_k = threadIdx.x < CUDA_TILE_TOKENS;
+        k_token k = {};
+        k_words<KD> words = {};
+        if (has_k) {
+            k = k_token_at(p, u, position);
+            words = k_words_of<KD>(k);
+            put_range(m, k_range_of(k));
         } else {
             describe_v(p, m, u, position);
         }
         __syncthreads();
-        if (threadIdx.x < CUDA_TILE_TOKENS) { /* found anew: no register holds it over the barrier */
-            expand_k(m, k_token_at(p, u, position));
+        if (has_k) {
+            expand_k(m, k, words);
         }
         expand_v(p, m);
         store_image(m, p.images + ((uint64_t)in_slab * p.image_tiles + tile) * prefill_image<KD, VD>::bytes);
     }
+}
+
+/* Runs beside the last query rows, whose step lets no block of this one in before prepare has ended: what prepare and
+ * earlier kernels wrote may be read at once. */
+template <int KD, int VD>
+__global__ void __launch_bounds__(THREADS, BLOCKS_PER_PROCESSOR)
+    prefill_expand_kernel(const __grid_constant__ attend_params p)
+{
+    extern __shared__ __align__(16) uint8_t dynamic[];
+    memory<KD, VD> &m = *reinterpret_cast<memory<KD, VD> *>(dynamic);
+    ptx_grid_release();
+    if (blockIdx.y != 0) {
+        expand_unit(p, m, blockIdx.y - 1u);
+    } else if (blockIdx.x == 0) { /* first, so that nobody waits for it */
+        count_items(p);
+    }
+    ptx_grid_wait(); /* the step after this one relies on it */
 }
 
 template <int KD, int VD> cudaError_t launch(const attend_params *p, cudaStream_t stream)

@@ -130,7 +130,14 @@ CUDA_DEVICE void end_chunk(const attend_params &p, const prefill_item &it, bool 
     }
     const prefill_heads_merged merged = prefill_merge_chunk<false>(r, rows, total, o);
     if (item_ends) {
-        prefill_finish(p, rows, it.rows > first_row ? it.rows - first_row : 0u, merged, o);
+        const uint32_t count = it.rows > first_row ? it.rows - first_row : 0u, lane = ptx_thread() % 32u;
+        const uint32_t row = lane / PREFILL_LANES + (lane % 2u) * 8u; /* LSE: by lanes for one row, and the other */
+        nbl_state_head heads[2];
+        prefill_end_heads(p, rows, merged, heads, o);
+        if (p.lse.data != NULL && lane % PREFILL_LANES < 2u && row < count) {
+            prefill_write_lse(p, rows[row].token, rows[row].head, lane % 2u != 0 ? heads[1] : heads[0]);
+        }
+        prefill_finish(p, rows, count, merged, heads, o);
     } else {
         prefill_keep_total(merged, rows, total, o);
         prefill_rows_clear(r, o);
@@ -160,8 +167,9 @@ template <int KD, int VD> CUDA_DEVICE void do_item(const attend_params &p, memor
         __syncthreads();
         scores_of<KD, 128>(s, ptx_shared_address(m.queries), ptx_thread() / 32u * 16u, ptx_shared_address(image));
         const int32_t start = (int32_t)(tile * CUDA_TILE_TOKENS);
-        prefill_top top = prefill_logits<KD, VD>(s, image, prefill_common<KD, VD>(image), rows_of_warp(m),
-                                                 prefill_is_open(it, tile), start, r, threadIdx.x % PREFILL_LANES);
+        prefill_top top =
+            prefill_logits<KD, VD, true>(s, image, prefill_common<KD, VD>(image), rows_of_warp(m),
+                                         prefill_is_open(it, tile), start, r, threadIdx.x % PREFILL_LANES);
         if (top.unusual) {
             prefill_unusual<KD, VD>(s, queries_of_warp<KD>(m), image, rows_of_warp(m), start, r, o, top);
         }

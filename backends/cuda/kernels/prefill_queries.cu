@@ -388,8 +388,8 @@ static uint32_t blocks_of(const attend_params *p, uint32_t rows, uint32_t fit)
 {
     const uint32_t run = ROUNDS * WARPS * rows;
     const uint32_t blocks = (p->q_len_max * p->group_rows + run - 1u) / run;
-    const uint32_t most = (p->processors * fit * WAVES + p->units - 1u) / p->units;
-    return blocks < most ? blocks : most;
+    const uint32_t most = p->processors * fit * WAVES / p->units; /* one more would be a round with few blocks */
+    return blocks < most ? blocks : most > 0u ? most : 1u;
 }
 
 /* The same, such that what all of them do in a step are whole tokens. */

@@ -45,6 +45,7 @@ template <int KD, int VD> struct alignas(1024) memory {
     alignas(1024) uint8_t queries[2][PREFILL_ROWS * KD]; /* images of rows of KD bytes */
     float4 total[VD / 8][CONSUMERS];
     prefill_row rows[2][PREFILL_ROWS];
+    float2 ends[2][PREFILL_ROWS]; /* M and L of rows that are done, for their LSE */
     prefill_item items[2];
     prefill_item next; /* of a loading thread */
     uint32_t table[PREFILL_STEPS];
@@ -73,6 +74,19 @@ template <int KD, int VD> struct ring_place {
     }
 };
 
+/* LSE of the rows of an item that is done, from its slot. */
+template <int KD, int VD>
+CUDA_DEVICE void write_ended(const attend_params &p, const memory<KD, VD> &m, uint32_t slot, uint32_t rows)
+{
+    const uint32_t wanted = p.lse.data != NULL && !p.split ? rows : 0u;
+#pragma unroll 1
+    for (uint32_t i = ptx_thread() - (LOADERS - QUERY_LOADERS); i < wanted; i += QUERY_LOADERS) {
+        const prefill_row &row = m.rows[slot][i];
+        const nbl_state_head head = {m.ends[slot][i].x, m.ends[slot][i].y, row.offset, 0.0f};
+        prefill_write_lse(p, row.token, row.head, head);
+    }
+}
+
 /* Query rows and what the computing warps must know of them, into a slot. */
 template <int KD, int VD>
 CUDA_DEVICE void load_queries(const attend_params &p, memory<KD, VD> &m, const prefill_item &it, uint32_t slot)
@@ -94,12 +108,12 @@ CUDA_DEVICE void load_queries(const attend_params &p, memory<KD, VD> &m, const p
 }
 
 /* Items, two slots ahead of their use, by three warps. The next one is taken before its slot is free: only its rows are
- * waited for then. */
+ * waited for then. Before that the threads write LSE of the item that had the slot. */
 template <int KD, int VD> CUDA_DEVICE void load_items(const attend_params &p, memory<KD, VD> &m)
 {
     const bool takes = threadIdx.x == LOADERS - QUERY_LOADERS;
-    uint32_t unit = 0;
-    for (uint32_t n = 0;; ++n) {
+    uint32_t unit = 0, n = 0, rows[2] = {0, 0}; /* of the item before the last, and the last */
+    for (;; ++n) {
         const uint32_t slot = n % 2u;
         if (takes) {
             m.next = prefill_item_of(p, atomicAdd(p.prefill_items, 1u), &unit);
@@ -109,14 +123,20 @@ template <int KD, int VD> CUDA_DEVICE void load_items(const attend_params &p, me
         __syncwarp();
         wgmma_bar_sync(LOADER_BARRIER, QUERY_LOADERS);
         const prefill_item it = m.items[slot];
+        write_ended(p, m, slot, rows[0]);
         if (it.tile_end > 0) {
             load_queries(p, m, it, slot);
         }
         ptx_mbarrier_arrive(ptx_shared_address(&m.item_full[slot]));
         if (it.tile_end == 0) {
-            return;
+            break;
         }
+        rows[0] = rows[1];
+        rows[1] = it.rows;
     }
+    ++n;
+    ptx_mbarrier_wait_idle(ptx_shared_address(&m.item_empty[n % 2u]), n / 2u % 2u ^ 1u, IDLE);
+    write_ended(p, m, n % 2u, rows[1]);
 }
 
 /* The images of all items, by one thread. */
@@ -243,6 +263,19 @@ CUDA_DEVICE void end_chunk(memory<KD, VD> &m, const walk<KD, VD> &w, prefill_row
     prefill_rows_clear(r, o);
 }
 
+/* Leaves LSE of the warp's rows to those that load. */
+template <int KD, int VD>
+CUDA_DEVICE void keep_ends(memory<KD, VD> &m, uint32_t slot, uint32_t first_row, const nbl_state_head (&heads)[2])
+{
+    const uint32_t lane = ptx_thread() % 32u;
+    if (lane % PREFILL_LANES == 0) {
+#pragma unroll
+        for (uint32_t row = 0; row < 2u; ++row) {
+            m.ends[slot][first_row + lane / PREFILL_LANES + 8u * row] = make_float2(heads[row].base, heads[row].sum);
+        }
+    }
+}
+
 /* The end of an item: to the workspace or to the output. */
 template <int KD, int VD>
 CUDA_DEVICE void end_item(const attend_params &p, memory<KD, VD> &m, const walk<KD, VD> &w, const prefill_rows &r,
@@ -257,7 +290,10 @@ CUDA_DEVICE void end_item(const attend_params &p, memory<KD, VD> &m, const walk<
         return;
     }
     const prefill_heads_merged merged = prefill_merge_chunk<true>(r, rows, total_of_thread(m), o);
-    prefill_finish(p, rows, it.rows > first_row ? it.rows - first_row : 0u, merged, o);
+    nbl_state_head heads[2];
+    prefill_end_heads(p, rows, merged, heads, o);
+    keep_ends(m, slot, first_row, heads);
+    prefill_finish(p, rows, it.rows > first_row ? it.rows - first_row : 0u, merged, heads, o);
 }
 
 /* One lane arrives for the reads of all. */
@@ -275,7 +311,8 @@ CUDA_DEVICE uint32_t turn_of(bool other)
     return ptx_keep(WEIGH_BARRIER + (other ? 2u - threadIdx.x / 128u : threadIdx.x / 128u - 1u));
 }
 
-template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memory<KD, VD> &m)
+/* MAY_SHARE: tiles may have one exponent for all tokens. */
+template <bool MAY_SHARE, int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memory<KD, VD> &m)
 {
     const uint32_t group = uniform(threadIdx.x / 128u - 1u);
     const uint32_t t = ptx_keep(threadIdx.x % PREFILL_LANES), own_turn = turn_of(false), other_turn = turn_of(true);
@@ -311,7 +348,8 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
         const uint32_t v = v_low + w.at.at / 16u;
         uint32_t packed[16];
         float b[2], l[2];
-        prefill_top top = prefill_logits<KD, VD>(s, image, common, rows_of_warp(m, slot), w.open != 0, start, r, t);
+        prefill_top top =
+            prefill_logits<KD, VD, MAY_SHARE>(s, image, common, rows_of_warp(m, slot), w.open != 0, start, r, t);
         prefill_late_sum(r, late);
         if (top.unusual) {
             prefill_unusual<KD, VD>(s, queries_of_warp(m, slot), image, rows_of_warp(m, slot), start, r, o, top);
@@ -369,7 +407,7 @@ template <int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memor
 
 /* ------------------------------------------------------------------------------------------------ kernel */
 
-template <int KD, int VD>
+template <int KD, int VD, bool MAY_SHARE>
 __global__ void __launch_bounds__(THREADS, 1) prefill_wgmma_kernel(const __grid_constant__ attend_params p)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -401,7 +439,7 @@ __global__ void __launch_bounds__(THREADS, 1) prefill_wgmma_kernel(const __grid_
         }
     } else {
         wgmma_registers_more<CONSUMER_REGISTERS>();
-        compute(p, m);
+        compute<MAY_SHARE>(p, m);
     }
 #endif
 }
@@ -409,12 +447,14 @@ __global__ void __launch_bounds__(THREADS, 1) prefill_wgmma_kernel(const __grid_
 template <int KD, int VD> cudaError_t launch(const attend_params *p, cudaStream_t stream)
 {
     constexpr uint32_t bytes = sizeof(memory<KD, VD>);
-    cudaError_t error =
-        cudaFuncSetAttribute(prefill_wgmma_kernel<KD, VD>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    void (*const kernel)(attend_params) = cuda_any_mxfp4(&p->pages, NBL_KIND_K) != 0
+                                              ? prefill_wgmma_kernel<KD, VD, true>
+                                              : prefill_wgmma_kernel<KD, VD, false>;
+    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (error != cudaSuccess) {
         return error;
     }
-    return launch_after(prefill_wgmma_kernel<KD, VD>, dim3(p->processors), THREADS, bytes, stream, p);
+    return launch_after(kernel, dim3(p->processors), THREADS, bytes, stream, p);
 }
 
 } // namespace

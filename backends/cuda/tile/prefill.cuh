@@ -695,11 +695,12 @@ CUDA_DEVICE bool prefill_integer_bases(const int32_t (&s)[64], const uint8_t *q,
         const int32_t k = prefill_steps(top.most[row]);
         const bool asked = r.base[row] == PREFILL_NO_BASE && k >= -PREFILL_NEAR && k <= PREFILL_NEAR;
         if (__any_sync(FULL_WARP, asked)) {
-            uint32_t found = 0; /* 2^16 for each token, and its number */
+            uint32_t part[4] = {}; /* 2^16 for each token, and its number */
 #pragma unroll
             for (uint32_t j = 0; j < 32u; ++j) {
-                found += s[j / 2u * 4u + j % 2u + 2u * (uint32_t)row] == top.most[row] ? 1u << 16 | j : 0u;
+                part[j % 4u] += s[j / 2u * 4u + j % 2u + 2u * (uint32_t)row] == top.most[row] ? 1u << 16 | j : 0u;
             }
+            const uint32_t found = (part[0] + part[1]) + (part[2] + part[3]);
             const bool exceeds =
                 asked && found >> 16 == 1u && prefill_exceeds<KD>(q, image, v, r, row, found & 31u, top.most[row]);
             const uint32_t several = __ballot_sync(FULL_WARP, found >> 17 != 0) >> first_lane & 15u;
@@ -755,16 +756,17 @@ template <int KD, int VD> CUDA_DEVICE float prefill_common(const uint8_t *image)
     return *(const float *)(const void *)(image + prefill_image<KD, VD>::common_at);
 }
 
-/** A tile's scores to bits of t; `common` is prefill_common of it, to be asked for before the scores are there; `open`
- *  says that the rows see the whole tile; t is the lane among those that share a row. */
-template <int KD, int VD>
+/** A tile's scores to bits of t. MAY_SHARE: its tokens may have one exponent; `common` is prefill_common of it then, to be
+ *  asked for before the scores are there, and else of no meaning. `open` says that the rows see the whole tile; t is the
+ *  lane among those that share a row. */
+template <int KD, int VD, bool MAY_SHARE>
 CUDA_DEVICE prefill_top prefill_logits(int32_t (&s)[64], const uint8_t *image, float common, const prefill_row *rows,
                                        bool open, int32_t start, const prefill_rows &r, uint32_t t)
 {
     prefill_top top;
     const prefill_parameters v = prefill_parameters_of<KD, VD>(image, t);
     int32_t own[2]; /* of the thread */
-    if (common == 0.0f) {
+    if (!MAY_SHARE || common == 0.0f) {
         prefill_near_logits<false>(s, v, r.scale, own);
     } else {
         const float scale[2] = {r.scale[0] * common, r.scale[1] * common};
@@ -1205,15 +1207,20 @@ CUDA_DEVICE void prefill_add_sinks(const attend_params &p, const prefill_row *at
     }
 }
 
-/** O and LSE of the warp's rows, whose totals are in `merged` and o (NUM 5.7); `count` of `rows` are there. */
-template <int N>
-CUDA_DEVICE void prefill_finish(const attend_params &p, const prefill_row *rows, uint32_t count,
-                                const prefill_heads_merged &merged, float (&o)[N])
+/** Writes LSE of a row (NUM 5.7). */
+CUDA_DEVICE void prefill_write_lse(const attend_params &p, uint32_t token, uint32_t q_head, const nbl_state_head &head)
 {
-    const uint32_t lane = ptx_thread() % 32u, g = lane / PREFILL_LANES;
-    const prefill_row *const at = rows + g;
-    const bool there[2] = {g < count, g + 8u < count};
-    nbl_state_head heads[2];
+    const finish_target to = finish_target_of(&p, token, q_head);
+    *to.lse = nbl_state_lse(&head, to.lse_base2);
+}
+
+/** Heads of the thread's rows with all chunks merged; sinks are added to them, and to O. `rows` are those of the
+ *  warp. */
+template <int N>
+CUDA_DEVICE void prefill_end_heads(const attend_params &p, const prefill_row *rows, const prefill_heads_merged &merged,
+                                   nbl_state_head (&heads)[2], float (&o)[N])
+{
+    const prefill_row *const at = rows + ptx_thread() % 32u / PREFILL_LANES;
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
         heads[row] = {(float)merged.base[row], merged.sum[row], at[8 * row].offset, 0.0f};
@@ -1221,15 +1228,22 @@ CUDA_DEVICE void prefill_finish(const attend_params &p, const prefill_row *rows,
     if (p.sinks != NULL) {
         prefill_add_sinks(p, at, heads, o);
     }
+}
+
+/** O of the warp's rows, whose totals are in o (NUM 5.7); `count` of `rows` are there. `heads` are prefill_end_heads of
+ *  `merged`. */
+template <int N>
+CUDA_DEVICE void prefill_finish(const attend_params &p, const prefill_row *rows, uint32_t count,
+                                const prefill_heads_merged &merged, const nbl_state_head (&heads)[2], float (&o)[N])
+{
+    const uint32_t lane = ptx_thread() % 32u, g = lane / PREFILL_LANES;
+    const prefill_row *const at = rows + g;
+    const bool there[2] = {g < count, g + 8u < count};
     const bool high = lane % 2u != 0; /* what a row needs once is computed once: by lanes for one row, and the other */
     const nbl_state_head head = high ? heads[1] : heads[0];
     float own = 1.0f;
     nbl_state_output(&head, &own, 1, 0);
     own = (high ? merged.sum[1] : merged.sum[0]) == 0.0f ? 0.0f : own; /* O of an empty state is 0, with a sink too */
-    if (p.lse.data != NULL && lane % PREFILL_LANES < 2u && (high ? there[1] : there[0])) {
-        const finish_target to = finish_target_of(&p, at[high ? 8 : 0].token, at[high ? 8 : 0].head);
-        *to.lse = nbl_state_lse(&head, to.lse_base2);
-    }
     __syncwarp();
     const float inverse[2] = {__shfl_sync(FULL_WARP, own, (int)(lane & ~1u)),
                               __shfl_sync(FULL_WARP, own, (int)(lane | 1u))};
