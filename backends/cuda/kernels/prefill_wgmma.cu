@@ -9,7 +9,8 @@
  *
  *     softmax(j)    P V(j) begins    Q K(j + 1) begins    P V(j) ends    O += ...    Q K(j + 1) ends
  *
- * The stream of tiles does not stop between items. Chunks before the one at hand are merged in shared memory.
+ * The stream of tiles does not stop between items. Chunks before the one at hand are merged in shared memory. LSE of an
+ * item is left to the warps that fetch.
  */
 #include "../ptx/wgmma.cuh"
 #include "../tile/launch.cuh"
@@ -169,24 +170,27 @@ template <int KD, int VD> CUDA_DEVICE void load_images(const attend_params &p, m
 
 /* ------------------------------------------------------------------------------------------------ products */
 
-/* s = Q K, 64 rows by 128 tokens, a group of products of its own; q and k are the lower halves of descriptors. */
-template <int KD> CUDA_DEVICE void begin_scores(int32_t (&s)[64], uint32_t q, uint32_t k)
+/* s = Q K, 64 rows by 128 tokens, a group of products of its own. */
+template <int KD> CUDA_DEVICE void begin_scores(int32_t (&s)[64], uint64_t q, uint64_t k)
 {
     wgmma_fence();
-    wgmma_ss<0>(s, wgmma_tile_at<KD>(q), wgmma_tile_at<KD>(k));
+    wgmma_ss<0>(s, q, k);
 #pragma unroll
     for (uint32_t step = 1; step < KD / 32u; ++step) {
-        wgmma_ss<1>(s, wgmma_tile_at<KD>(q + 2u * step), wgmma_tile_at<KD>(k + 2u * step));
+        q = wgmma_tile_next(q);
+        k = wgmma_tile_next(k);
+        wgmma_ss<1>(s, q, k);
     }
     wgmma_commit();
 }
 
 /* a = P V, 64 rows by VD elements. */
-template <int VD> CUDA_DEVICE void begin_sums(int32_t (&a)[VD / 2], const uint32_t (&packed)[16], uint32_t v)
+template <int VD> CUDA_DEVICE void begin_sums(int32_t (&a)[VD / 2], const uint32_t (&packed)[16], uint64_t v)
 {
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-        wgmma_us(a, packed + 4 * step, wgmma_tile_at<128>(v + 2u * (uint32_t)step), step != 0);
+        wgmma_us(a, packed + 4 * step, v, step != 0);
+        v = wgmma_tile_next(v);
     }
 }
 
@@ -311,6 +315,14 @@ CUDA_DEVICE uint32_t turn_of(bool other)
     return ptx_keep(WEIGH_BARRIER + (other ? 2u - threadIdx.x / 128u : threadIdx.x / 128u - 1u));
 }
 
+/* The first turn is that of group 0. */
+CUDA_DEVICE void begin_turns(uint32_t group)
+{
+    if (group == 1u) {
+        wgmma_bar_arrive(WEIGH_BARRIER, CONSUMERS);
+    }
+}
+
 /* MAY_SHARE: tiles may have one exponent for all tokens. */
 template <bool MAY_SHARE, int KD, int VD> CUDA_DEVICE void compute(const attend_params &p, memory<KD, VD> &m)
 {
@@ -333,12 +345,11 @@ template <bool MAY_SHARE, int KD, int VD> CUDA_DEVICE void compute(const attend_
     set_stop(w);
     prefill_rows_begin(r, rows_of_warp(m, 0));
     prefill_rows_clear(r, o);
-    if (group == 1u) { /* the first turn is the other one's */
-        wgmma_bar_arrive(WEIGH_BARRIER, CONSUMERS);
-    }
+    begin_turns(group);
     ptx_mbarrier_wait(ptx_shared_address(&m.stages[0].full), 0);
     common = prefill_common<KD, VD>(m.stages[0].image);
-    begin_scores<KD>(s, q_low, k_low);
+    const uint32_t k_high = uniform(wgmma_tile_high<KD>()), v_high = uniform(wgmma_tile_high<128>());
+    begin_scores<KD>(s, wgmma_tile(q_low, k_high), wgmma_tile(k_low, k_high));
     for (;;) {
         wgmma_wait<0>();
         const uint32_t slot = (w.items - 1u) % 2u;
@@ -360,7 +371,7 @@ template <bool MAY_SHARE, int KD, int VD> CUDA_DEVICE void compute(const attend_
         prefill_sum<KD, VD, 0, SUMS_IN_TURN>(s, image, t, part);
         wgmma_bar_arrive(other_turn, CONSUMERS);
         wgmma_fence();
-        begin_sums<VD>(a, packed, v);
+        begin_sums<VD>(a, packed, wgmma_tile(v, v_high));
         wgmma_commit();
         prefill_sum<KD, VD, SUMS_IN_TURN, 8>(s, image, t, part);
         prefill_sum_up(part, l);
@@ -372,7 +383,7 @@ template <bool MAY_SHARE, int KD, int VD> CUDA_DEVICE void compute(const attend_
         w.at.next(); /* after the last item a stage without contents */
         ptx_mbarrier_wait(ptx_shared_address(&w.at.of(m).full), w.at.parity);
         common = prefill_common<KD, VD>(w.at.of(m).image);
-        begin_scores<KD>(s, w.queries, k_low + w.at.at / 16u);
+        begin_scores<KD>(s, wgmma_tile(w.queries, k_high), wgmma_tile(k_low + w.at.at / 16u, k_high));
         const float x[2] = {__shfl_xor_sync(FULL_WARP, l[0], 1), __shfl_xor_sync(FULL_WARP, l[1], 1)};
         wgmma_wait<1>();
         arrive_for_warp(stage.empty);

@@ -23,11 +23,28 @@ PTX_FN uint32_t wgmma_tile_low(uint32_t shared)
     return (shared & 0x3ffffu) >> 4 | 1u << 16;
 }
 
-/** The whole descriptor, for rows of 128 or 64 bytes. PTX ISA, as above */
-template <int ROW_BYTES> PTX_FN uint64_t wgmma_tile_at(uint32_t low)
+/** The upper half, for rows of 128 or 64 bytes. PTX ISA, as above */
+template <int ROW_BYTES> PTX_FN uint32_t wgmma_tile_high(void)
 {
-    constexpr uint64_t swizzle = ROW_BYTES == 128 ? WGMMA_SWIZZLE_128 : WGMMA_SWIZZLE_64;
-    return swizzle << 62 | (uint64_t)(8 * ROW_BYTES >> 4) << 32 | low;
+    constexpr uint32_t swizzle = ROW_BYTES == 128 ? WGMMA_SWIZZLE_128 : WGMMA_SWIZZLE_64;
+    return swizzle << 30 | (uint32_t)(8 * ROW_BYTES) >> 4;
+}
+
+/** The whole descriptor, its halves in registers. PTX ISA, as above; Data Movement, mov */
+PTX_FN uint64_t wgmma_tile(uint32_t low, uint32_t high)
+{
+    uint64_t tile;
+    asm("mov.b64 %0, {%1, %2};" : "=l"(tile) : "r"(low), "r"(high));
+    return tile;
+}
+
+/** The descriptor of what lies 32 bytes further on in the depth's direction; the upper half may stay in its register.
+ *  PTX ISA, as above */
+PTX_FN uint64_t wgmma_tile_next(uint64_t tile)
+{
+    asm("{\n .reg .b32 low, high;\n mov.b64 {low, high}, %0;\n add.u32 low, low, 2;\n mov.b64 %0, {low, high};\n}"
+        : "+l"(tile));
+    return tile;
 }
 
 /** Descriptor of a tile of 8 x 16-byte matrices, 128 bytes each, without swizzle: distances in bytes between neighbours

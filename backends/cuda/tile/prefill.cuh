@@ -756,9 +756,9 @@ template <int KD, int VD> CUDA_DEVICE float prefill_common(const uint8_t *image)
     return *(const float *)(const void *)(image + prefill_image<KD, VD>::common_at);
 }
 
-/** A tile's scores to bits of t. MAY_SHARE: its tokens may have one exponent; `common` is prefill_common of it then, to be
- *  asked for before the scores are there, and else of no meaning. `open` says that the rows see the whole tile; t is the
- *  lane among those that share a row. */
+/** A tile's scores to bits of t. MAY_SHARE: its tokens may have one exponent; `common` is prefill_common of it then, to
+ *  be asked for before the scores are there, and else of no meaning. `open` says that the rows see the whole tile; t is
+ *  the lane among those that share a row. */
 template <int KD, int VD, bool MAY_SHARE>
 CUDA_DEVICE prefill_top prefill_logits(int32_t (&s)[64], const uint8_t *image, float common, const prefill_row *rows,
                                        bool open, int32_t start, const prefill_rows &r, uint32_t t)
