@@ -426,8 +426,8 @@ template <int KD, int VD> CUDA_DEVICE void expand_unit(const attend_params &p, m
     }
 }
 
-/* Runs beside the last query rows, whose step lets no block of this one in before prepare has ended: what prepare and
- * earlier kernels wrote may be read at once. */
+/* Runs beside the last query rows, whose step lets no block of this one in before prepare and the slab before have
+ * ended: what earlier kernels wrote may be read at once, and what they read may be overwritten. */
 template <int KD, int VD>
 __global__ void __launch_bounds__(THREADS, BLOCKS_PER_PROCESSOR)
     prefill_expand_kernel(const __grid_constant__ attend_params p)

@@ -246,7 +246,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_PROCESSOR)
     const team32 team = team32_of(p.k_dim);
     block16_centering centering;
     ptx_grid_wait();
-    ptx_grid_release();
+    ptx_grid_release(); /* not before: the expansion reads what prepare wrote, and writes over the slab before */
     unit u = unit_of(p, centering);
     take_center(p, team, centering, u);
     channel_tables_fill(&tables, centering, p.k_dim, -1);
@@ -347,7 +347,7 @@ __global__ void __launch_bounds__(THREADS, usual_fit(Q4))
     __shared__ query_tables t;
     block16_centering centering;
     ptx_grid_wait();
-    ptx_grid_release();
+    ptx_grid_release(); /* not before: the expansion reads what prepare wrote, and writes over the slab before */
     const unit u = unit_of(p, centering);
     query_tables_fill(t, centering);
     __syncthreads();
@@ -388,8 +388,9 @@ static uint32_t blocks_of(const attend_params *p, uint32_t rows, uint32_t fit)
 {
     const uint32_t run = ROUNDS * WARPS * rows;
     const uint32_t blocks = (p->q_len_max * p->group_rows + run - 1u) / run;
-    const uint32_t most = p->processors * fit * WAVES / p->units; /* one more would be a round with few blocks */
-    return blocks < most ? blocks : most > 0u ? most : 1u;
+    const uint32_t all = p->processors * fit * WAVES; /* more would be a round with few blocks */
+    const uint32_t most = all / p->units >= WAVES ? all / p->units : (all + p->units - 1u) / p->units;
+    return blocks < most ? blocks : most;
 }
 
 /* The same, such that what all of them do in a step are whole tokens. */
