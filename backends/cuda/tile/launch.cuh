@@ -11,7 +11,7 @@
 /** Launches a kernel that follows another one of the same call. From sm_90 on it may start as soon as all blocks of
  *  that one have called ptx_grid_release or ended: it must call ptx_grid_wait before it reads what that one writes, or
  *  writes what that one reads. What came before that one is over if its blocks call ptx_grid_wait and then
- *  ptx_grid_release, in this order; a kernel that relies on it calls ptx_grid_wait before its end, for the next ones. */
+ *  ptx_grid_release, in this order; a kernel that relies on it calls ptx_grid_wait before its end, for the next one. */
 template <typename... Rest>
 static inline cudaError_t launch_after(void (*kernel)(attend_params, Rest...), dim3 grid, uint32_t threads,
                                        size_t shared_bytes, cudaStream_t stream, const attend_params *p, Rest... rest)
