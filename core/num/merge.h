@@ -46,6 +46,17 @@ NBL_FN nbl_merge_scale nbl_merge_scale_of(float left_base, float right_base)
     return s;
 }
 
+/** The same of bases held as integers, at most 2^30 in magnitude; M is returned. One that lies far below all others makes
+ *  its factor 0, as suits the empty state. */
+NBL_FN int32_t nbl_merge_scale_of_integers(int32_t left_base, int32_t right_base, nbl_merge_scale *s)
+{
+    const int32_t base = left_base > right_base ? left_base : right_base;
+    s->base = (float)base;
+    s->left = nbl_pow2(left_base - base);
+    s->right = nbl_pow2(right_base - base);
+    return base;
+}
+
 /** One element of a merge (NUM 5.6). */
 NBL_FN float nbl_merge_element(float left, float right, nbl_merge_scale s)
 {

@@ -150,6 +150,26 @@ Test(num_merge, empty_states_leave_the_other_unchanged)
     }
 }
 
+/* NUM 5.6: factors of bases held as integers, those below 2^-126 being 0. */
+Test(num_merge, factors_of_integer_bases)
+{
+    static const int32_t far_below = -(1 << 22) - (1 << 16);
+    uint64_t seed = 71;
+    for (uint32_t n = 0; n < 20000u; n++) {
+        const uint32_t spread = n % 2u == 0 ? 300u : 8000000u;
+        const int32_t left = n % 16u == 5u ? far_below : (int32_t)random_index(&seed, spread) - (int32_t)(spread / 2u);
+        const int32_t right = n % 16u == 9u ? far_below : (int32_t)random_index(&seed, spread) - (int32_t)(spread / 2u);
+        const int32_t most = left > right ? left : right;
+        const float want_left = left - most < -126 ? 0.0f : ldexpf(1.0f, left - most);
+        const float want_right = right - most < -126 ? 0.0f : ldexpf(1.0f, right - most);
+        nbl_merge_scale s;
+        const int32_t base = nbl_merge_scale_of_integers(left, right, &s);
+        cr_assert(base == most && s.base == (float)most, "M of %d and %d is %d, %a", left, right, base, (double)s.base);
+        cr_assert_eq(nbl_bits_of(s.left), nbl_bits_of(want_left), "%d of %d: %a", left, most, (double)s.left);
+        cr_assert_eq(nbl_bits_of(s.right), nbl_bits_of(want_right), "%d of %d: %a", right, most, (double)s.right);
+    }
+}
+
 /* NUM 5.6: the left state counts as empty by its L too. */
 Test(num_merge, an_empty_left_state_is_replaced)
 {

@@ -887,10 +887,8 @@ CUDA_DEVICE prefill_heads_merged prefill_merge_chunk(const prefill_rows &r, cons
     for (int row = 0; row < 2; ++row) {
         left_empty[row] = sum[row] == 0.0f;
         right_empty[row] = r.sum[row] == 0.0f;
-        const int32_t right = right_empty[row] ? PREFILL_EMPTY : r.base[row] >> 8, base = max(left[row], right);
-        scale[row].left = nbl_pow2(left[row] - base); /* the factor of an empty state is 0, or both are 1 */
-        scale[row].right = nbl_pow2(right - base);
-        merged.base[row] = base;
+        const int32_t right = right_empty[row] ? PREFILL_EMPTY : r.base[row] >> 8; /* of two empty states both are 1 */
+        merged.base[row] = nbl_merge_scale_of_integers(left[row], right, &scale[row]);
         merged.sum[row] = nbl_merge_element(sum[row], r.sum[row], scale[row]);
     }
     if (__any_sync(FULL_WARP, right_empty[0] || right_empty[1])) {
