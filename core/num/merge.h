@@ -46,7 +46,7 @@ NBL_FN nbl_merge_scale nbl_merge_scale_of(float left_base, float right_base)
     return s;
 }
 
-/** The same of bases held as integers, at most 2^30 in magnitude; M is returned. A base far below all others makes its
+/** The same of bases held as integers, at most 2^24 in magnitude; M is returned. A base far below all others makes its
  *  factor 0, as suits the empty state. */
 NBL_FN int32_t nbl_merge_scale_of_integers(int32_t left_base, int32_t right_base, nbl_merge_scale *s)
 {

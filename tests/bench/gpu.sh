@@ -22,7 +22,6 @@ cd "$(dirname "$0")/../.."
 
 readonly ALL=(probe differential conformance cache graph misuse sanitizer bench peers)
 readonly SANITIZED_CASES=4
-readonly RACECHECK_CASES=(0 1 3) # of them; number 2 is shaped for prefill, see docs/SOUNDNESS.md
 readonly EXIT_SKIPPED=77
 BUILD=build/gpu
 if [ $# -gt 0 ] && [[ $1 == */* ]]; then
@@ -118,20 +117,13 @@ run_cache() {
   return $code
 }
 
-# sanitize TOOL: the random cases that the environment chooses, under one tool.
-sanitize() {
-  printf -- '-- %s\n' "$1"
-  NIBBLE_TEST_CASES=$SANITIZED_CASES compute-sanitizer --tool "$1" --error-exitcode 1 "$BUILD/bin/differential"
-}
-
 run_sanitizer() {
-  local tool number code=0
+  local tool code=0
   command -v compute-sanitizer >/dev/null || { left_out "no compute-sanitizer"; return; }
-  for tool in memcheck initcheck synccheck; do
-    sanitize "$tool" || code=1
-  done
-  for number in "${RACECHECK_CASES[@]}"; do
-    NIBBLE_TEST_ONLY=$number sanitize racecheck || code=1
+  for tool in memcheck racecheck initcheck synccheck; do
+    printf -- '-- %s\n' "$tool"
+    NIBBLE_TEST_CASES=$SANITIZED_CASES compute-sanitizer --tool "$tool" --error-exitcode 1 "$BUILD/bin/differential" ||
+      code=1
   done
   return $code
 }
