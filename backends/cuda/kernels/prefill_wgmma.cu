@@ -19,7 +19,6 @@
 
 #define LOADERS 128u
 #define CONSUMERS 256u
-#define CONSUMER_WARPS (CONSUMERS / 32u)
 #define THREADS (LOADERS + CONSUMERS)
 #define QUERY_LOADERS (LOADERS - 32u)
 #define STAGES 3u
@@ -118,7 +117,9 @@ template <int KD, int VD> CUDA_DEVICE void load_items(const attend_params &p, me
         const uint32_t slot = n % 2u;
         if (takes) {
             m.next = prefill_item_of(p, atomicAdd(p.prefill_items, 1u), &unit);
-            ptx_mbarrier_wait_idle(ptx_shared_address(&m.item_empty[slot]), n / 2u % 2u ^ 1u, 5u * IDLE);
+        }
+        ptx_mbarrier_wait_idle(ptx_shared_address(&m.item_empty[slot]), n / 2u % 2u ^ 1u, 5u * IDLE);
+        if (takes) {
             m.items[slot] = m.next;
         }
         __syncwarp();
@@ -300,13 +301,11 @@ CUDA_DEVICE void end_item(const attend_params &p, memory<KD, VD> &m, const walk<
     prefill_finish(p, rows, it.rows > first_row ? it.rows - first_row : 0u, merged, heads, o);
 }
 
-/* One lane arrives for the reads of all. */
-CUDA_DEVICE void arrive_for_warp(uint64_t &barrier)
+/* The thread has read its part of a stage: a copy may write there. */
+CUDA_DEVICE void free_stage(uint64_t &empty)
 {
-    __syncwarp();
-    if (threadIdx.x % 32u == 0) {
-        ptx_mbarrier_arrive(ptx_shared_address(&barrier));
-    }
+    ptx_fence_proxy_async();
+    ptx_mbarrier_arrive(ptx_shared_address(&empty));
 }
 
 /* Barrier of the turn of the thread's warpgroup, or of the other one; not worked out anew in every tile. */
@@ -386,7 +385,7 @@ template <bool MAY_SHARE, int KD, int VD> CUDA_DEVICE void compute(const attend_
         begin_scores<KD>(s, wgmma_tile(w.queries, k_high), wgmma_tile(k_low + w.at.at / 16u, k_high));
         const float x[2] = {__shfl_xor_sync(FULL_WARP, l[0], 1), __shfl_xor_sync(FULL_WARP, l[1], 1)};
         wgmma_wait<1>();
-        arrive_for_warp(stage.empty);
+        free_stage(stage.empty);
         prefill_add_tile(a, b, o);
         late = prefill_late_of(b, l, x);
         w.tile++;
@@ -403,7 +402,7 @@ template <bool MAY_SHARE, int KD, int VD> CUDA_DEVICE void compute(const attend_
             continue;
         }
         end_item(p, m, w, r, o);
-        arrive_for_warp(m.item_empty[slot]);
+        ptx_mbarrier_arrive(ptx_shared_address(&m.item_empty[slot]));
         if (m.items[slot ^ 1u].tile_end == 0) {
             break;
         }
@@ -427,11 +426,11 @@ __global__ void __launch_bounds__(THREADS, 1) prefill_wgmma_kernel(const __grid_
     if (threadIdx.x == 0) {
         for (uint32_t i = 0; i < STAGES; ++i) {
             ptx_mbarrier_init(ptx_shared_address(&m.stages[i].full), 1);
-            ptx_mbarrier_init(ptx_shared_address(&m.stages[i].empty), CONSUMER_WARPS);
+            ptx_mbarrier_init(ptx_shared_address(&m.stages[i].empty), CONSUMERS);
         }
         for (uint32_t i = 0; i < 2u; ++i) {
             ptx_mbarrier_init(ptx_shared_address(&m.item_full[i]), QUERY_LOADERS);
-            ptx_mbarrier_init(ptx_shared_address(&m.item_empty[i]), CONSUMER_WARPS + 1u);
+            ptx_mbarrier_init(ptx_shared_address(&m.item_empty[i]), CONSUMERS + 1u);
         }
         ptx_fence_mbarrier_init();
     }
