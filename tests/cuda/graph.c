@@ -56,7 +56,9 @@ static void compare(problem *p, const char *what)
     const struct {
         const char *name;
         const array *a;
-    } outputs[] = {{"o", p->o}, {"lse", p->lse}, {"codes", p->codes}, {"scales", p->scales}};
+    } outputs[] = {
+        {"o", p->o},         {"lse", p->lse},      {"o, shorter", p->shorter_o}, {"lse, shorter", p->shorter_lse},
+        {"codes", p->codes}, {"scales", p->scales}};
     for (uint32_t i = 0; i < COUNT(outputs); ++i) {
         snprintf(name, sizeof name, "%s, %s", outputs[i].name, what);
         world_compare(p->w, outputs[i].a, name);
@@ -72,29 +74,37 @@ static void set_lengths(problem *p, uint32_t round)
     }
 }
 
+/* Random bytes: what is not written shows. */
+static void poison_outputs(const problem *p)
+{
+    array *const outputs[] = {p->o, p->lse, p->shorter_o, p->shorter_lse};
+    for (uint32_t i = 0; i < COUNT(outputs); ++i) {
+        world_send(p->w, outputs[i]);
+    }
+}
+
 static void replay(problem *p, cudaGraphExec_t exec)
 {
     world *w = p->w;
-    snprintf(p->text, sizeof p->text, "formats %u %u, page %u, D %u, lengths %u %u %u %u", p->k_format, p->v_format,
-             p->shape.page_tokens, p->shape.k_dim, p->kv_len[0], p->kv_len[1], p->kv_len[2], p->kv_len[3]);
+    snprintf(p->text, sizeof p->text, "formats %u %u, page %u, D %u, %u rows, lengths %u %u %u %u", p->k_format,
+             p->v_format, p->shape.page_tokens, p->shape.k_dim, p->q_len, p->kv_len[0], p->kv_len[1], p->kv_len[2],
+             p->kv_len[3]);
     w->case_text = p->text;
     problem_fill(p);
-    world_send(w, p->o); /* random bytes: what is not written shows */
-    world_send(w, p->lse);
+    poison_outputs(p);
     problem_step(p, SIM);
     expect_cuda(w, cudaGraphLaunch(exec, stream_of(w)), "cudaGraphLaunch");
     compare(p, "replayed");
-    world_send(w, p->o);
-    world_send(w, p->lse);
+    poison_outputs(p);
     problem_step(p, SIM);
     problem_step(p, CUDA);
     compare(p, "eager");
 }
 
-static void run_format(world *w, const uint32_t formats[3], uint32_t page_tokens, uint32_t dim)
+static void run_format(world *w, const uint32_t formats[3], uint32_t page_tokens, uint32_t dim, uint32_t q_len)
 {
     static problem p;
-    problem_make(&p, w, formats, page_tokens, dim);
+    problem_make(&p, w, formats, page_tokens, dim, q_len);
     set_lengths(&p, 0);
     problem_make_tables(&p);
     cudaGraphExec_t exec = capture(&p);
@@ -110,12 +120,12 @@ static void run_format(world *w, const uint32_t formats[3], uint32_t page_tokens
 int main(void)
 {
     static const struct {
-        uint32_t formats[3], page_tokens, dim;
-    } runs[] = {{{NBL_INT4P, NBL_INT4P, NBL_Q8}, 64, 128},
-                {{NBL_MXFP4, NBL_MXFP4, NBL_Q8}, 16, 128},
-                {{NBL_INT4P, NBL_INT8, NBL_Q8}, 256, 64},
-                {{NBL_MXFP4, NBL_INT8, NBL_Q4}, 32, 96},
-                {{NBL_INT8, NBL_INT8, NBL_Q8}, 8, 256}};
+        uint32_t formats[3], page_tokens, dim, q_len;
+    } runs[] = {{{NBL_INT4P, NBL_INT4P, NBL_Q8}, 64, 128, 1}, /* decode */
+                {{NBL_MXFP4, NBL_MXFP4, NBL_Q8}, 16, 128, 1},  {{NBL_INT4P, NBL_INT8, NBL_Q8}, 256, 64, 1},
+                {{NBL_MXFP4, NBL_INT8, NBL_Q4}, 32, 96, 1},    {{NBL_INT8, NBL_INT8, NBL_Q8}, 8, 256, 1},
+                {{NBL_INT4P, NBL_INT8, NBL_Q8}, 64, 128, 3}, /* prefill: few rows, chunks of a long prompt */
+                {{NBL_MXFP4, NBL_MXFP4, NBL_Q8}, 16, 128, 40}, {{NBL_INT4P, NBL_INT4P, NBL_Q4}, 32, 64, 70}};
     static world w;
     cudaStream_t stream = NULL;
     if (world_open(&w, "sim", "cuda") != 0) {
@@ -125,7 +135,7 @@ int main(void)
     expect_cuda(&w, cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
     w.sides[CUDA].stream.handle = stream;
     for (uint32_t i = 0; i < COUNT(runs); ++i) {
-        run_format(&w, runs[i].formats, runs[i].page_tokens, runs[i].dim);
+        run_format(&w, runs[i].formats, runs[i].page_tokens, runs[i].dim, runs[i].q_len);
     }
     expect_cuda(&w, cudaStreamDestroy(stream), "cudaStreamDestroy");
     world_close(&w);

@@ -72,7 +72,7 @@ static size_t free_bytes(void)
 static void make_problem(void)
 {
     static const uint32_t formats[] = {NBL_INT4P, NBL_INT4P, NBL_Q8};
-    problem_make(&p, &w, formats, 16, 64);
+    problem_make(&p, &w, formats, 16, 64, 1);
     for (uint32_t b = 0; b < BATCH; ++b) {
         p.kv_len[b] = 40u + b;
     }

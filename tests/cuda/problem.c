@@ -62,19 +62,23 @@ static void make_pool(problem *p)
 static void make_arrays(problem *p)
 {
     world *w = p->w;
-    uint64_t vectors = BATCH * KV_HEADS;
+    uint64_t vectors = BATCH * KV_HEADS, rows = (uint64_t)BATCH * p->q_len * Q_HEADS;
     p->k = bf16_rows(w, vectors * p->shape.k_dim);
     p->v = bf16_rows(w, vectors * p->shape.v_dim);
-    p->q = bf16_rows(w, (uint64_t)BATCH * Q_HEADS * p->shape.k_dim);
+    p->q = bf16_rows(w, rows * p->shape.k_dim);
     p->fill_k = bf16_rows(w, (uint64_t)KV_MAX * KV_HEADS * p->shape.k_dim);
     p->fill_v = bf16_rows(w, (uint64_t)KV_MAX * KV_HEADS * p->shape.v_dim);
-    p->o = world_array(w, (uint64_t)BATCH * Q_HEADS * p->shape.v_dim * sizeof(uint16_t));
-    p->lse = world_array(w, (uint64_t)BATCH * Q_HEADS * sizeof(float));
+    p->o = world_array(w, rows * p->shape.v_dim * sizeof(uint16_t));
+    p->lse = world_array(w, rows * sizeof(float));
+    p->shorter_o = world_array(w, p->o->bytes);
+    p->shorter_lse = world_array(w, p->lse->bytes);
+    p->shorter_lens = world_array(w, BATCH * sizeof(int32_t));
     p->slots = world_array(w, BATCH * sizeof(int64_t));
     p->fill_slots = world_array(w, KV_MAX * sizeof(int64_t));
     p->table = world_array(w, (uint64_t)BATCH * p->stride * sizeof(int32_t));
     p->kv_lens = world_array(w, BATCH * sizeof(int32_t));
     p->indptr = world_array(w, (BATCH + 1u) * sizeof(int32_t));
+    p->q_indptr = world_array(w, p->indptr->bytes);
     p->fill_indptr = world_array(w, 2u * sizeof(int32_t));
     p->center_codes = world_array(w, vectors * p->shape.k_dim);
     p->center_exponents = world_array(w, vectors);
@@ -87,8 +91,10 @@ static void make_arrays(problem *p)
     world_send(w, p->center_shifts);
     for (uint32_t b = 0; b <= BATCH; ++b) {
         ints(p->indptr)[b] = (int32_t)b;
+        ints(p->q_indptr)[b] = (int32_t)(b * p->q_len);
     }
     world_send(w, p->indptr);
+    world_send(w, p->q_indptr);
 }
 
 /* New random page tables for the lengths at hand; slots of the last tokens. */
@@ -116,11 +122,13 @@ void problem_make_tables(problem *p)
                 ? -1
                 : (int64_t)row[last / p->shape.page_tokens] * p->shape.page_tokens + last % p->shape.page_tokens;
         ints(p->kv_lens)[b] = (int32_t)p->kv_len[b];
+        ints(p->shorter_lens)[b] = (int32_t)world_below(w, p->kv_len[b] + 1u);
     }
     free(order);
     world_send(w, p->table);
     world_send(w, p->slots);
     world_send(w, p->kv_lens);
+    world_send(w, p->shorter_lens);
 }
 
 static void set_centers(const problem *p, uint32_t i, nbl_centers *centers)
@@ -186,20 +194,21 @@ nbl_append_args problem_append_args(problem *p, uint32_t i)
 
 nbl_attend_args problem_attend_args(problem *p, uint32_t i)
 {
+    const uint64_t rows = (uint64_t)BATCH * p->q_len;
     nbl_attend_args a = NBL_INIT(nbl_attend_args);
     a.flags = NBL_ATTEND_CAUSAL;
     a.pool = &p->pool[i];
     a.batch = BATCH;
     a.q_heads = Q_HEADS;
     a.q_format = p->q_format;
-    a.q = rows_of(p->q, i, BATCH, Q_HEADS, p->shape.k_dim);
-    a.o = rows_of(p->o, i, BATCH, Q_HEADS, p->shape.v_dim);
-    a.lse = (nbl_tensor){.data = p->lse->memory[i], .dtype = NBL_F32, .rank = 2, .shape = {BATCH, Q_HEADS}};
-    a.q_indptr = (const int32_t *)(const void *)p->indptr->memory[i];
+    a.q = rows_of(p->q, i, rows, Q_HEADS, p->shape.k_dim);
+    a.o = rows_of(p->o, i, rows, Q_HEADS, p->shape.v_dim);
+    a.lse = (nbl_tensor){.data = p->lse->memory[i], .dtype = NBL_F32, .rank = 2, .shape = {rows, Q_HEADS}};
+    a.q_indptr = (const int32_t *)(const void *)p->q_indptr->memory[i];
     a.kv_len = (const int32_t *)(const void *)p->kv_lens->memory[i];
     a.page_table = (const int32_t *)(const void *)p->table->memory[i];
     a.page_table_stride = p->stride;
-    a.q_len_max = 1;
+    a.q_len_max = p->q_len;
     a.kv_len_max = KV_MAX;
     set_centers(p, i, &a.centers);
     a.workspace = p->workspace[i];
@@ -247,6 +256,10 @@ void problem_step(problem *p, uint32_t i)
     nbl_attend_args attend = problem_attend_args(p, i);
     world_expect(w, s, w->api->append(s->device, &append, &err), &err, "append");
     world_expect(w, s, w->api->attend(s->device, &attend, &err), &err, "attend");
+    attend.kv_len = (const int32_t *)(const void *)p->shorter_lens->memory[i];
+    attend.o.data = p->shorter_o->memory[i];
+    attend.lse.data = p->shorter_lse->memory[i];
+    world_expect(w, s, w->api->attend(s->device, &attend, &err), &err, "attend, shorter");
 }
 
 static void make_workspace(problem *p, uint32_t i)
@@ -262,8 +275,9 @@ static void make_workspace(problem *p, uint32_t i)
     d.q_format = p->q_format;
     d.q_heads = Q_HEADS;
     d.in_dtype = d.out_dtype = NBL_BF16;
-    d.batch_max = d.q_tokens_max = BATCH;
-    d.q_len_max = 1;
+    d.batch_max = BATCH;
+    d.q_tokens_max = BATCH * p->q_len;
+    d.q_len_max = p->q_len;
     d.kv_len_max = KV_MAX;
     world_expect(w, s, w->api->workspace_size(s->device, &d, &p->workspace_bytes[i], &err), &err, "workspace_size");
     if (p->workspace_bytes[i] > 0) {
@@ -272,13 +286,14 @@ static void make_workspace(problem *p, uint32_t i)
     }
 }
 
-void problem_make(problem *p, world *w, const uint32_t formats[3], uint32_t page_tokens, uint32_t dim)
+void problem_make(problem *p, world *w, const uint32_t formats[3], uint32_t page_tokens, uint32_t dim, uint32_t q_len)
 {
     memset(p, 0, sizeof *p);
     p->w = w;
     p->k_format = formats[0];
     p->v_format = formats[1];
     p->q_format = formats[2];
+    p->q_len = q_len;
     p->shape = (nbl_kv_shape)NBL_INIT(nbl_kv_shape);
     p->shape.layers = 1;
     p->shape.kv_heads = KV_HEADS;

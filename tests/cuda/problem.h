@@ -22,20 +22,22 @@ typedef struct problem {
     world *w;
     nbl_kv_shape shape;
     uint32_t k_format, v_format, q_format;
+    uint32_t q_len;         /**< query rows of each sequence */
     uint32_t pages;         /**< in the pool */
     uint32_t stride;        /**< entries of a row of the page table */
     uint32_t kv_len[BATCH]; /**< 0: nobody there */
     nbl_region region[SIDES];
     nbl_pool pool[SIDES];
-    array *codes, *scales, *k, *v, *q, *o, *lse, *slots, *table, *kv_lens, *indptr, *fill_indptr, *fill_k, *fill_v;
-    array *fill_slots, *center_codes, *center_exponents, *center_shifts;
+    array *codes, *scales, *k, *v, *q, *o, *lse, *slots, *table, *kv_lens, *indptr, *q_indptr;
+    array *shorter_o, *shorter_lse, *shorter_lens; /**< of the second attend of a step */
+    array *fill_indptr, *fill_k, *fill_v, *fill_slots, *center_codes, *center_exponents, *center_shifts;
     void *workspace[SIDES];
     uint64_t workspace_bytes[SIDES];
     char text[128];
 } problem;
 
 /** Makes pool, arrays and workspace; page tables and lengths are still to be set. */
-void problem_make(problem *p, world *w, const uint32_t formats[3], uint32_t page_tokens, uint32_t dim);
+void problem_make(problem *p, world *w, const uint32_t formats[3], uint32_t page_tokens, uint32_t dim, uint32_t q_len);
 void problem_free(problem *p);
 
 /** New random page tables for kv_len; the slot of every sequence's last token. */
@@ -46,13 +48,13 @@ void problem_fill(problem *p);
 
 /** One token of each sequence. */
 nbl_append_args problem_append_args(problem *p, uint32_t i);
-/** One query row of each sequence. */
+/** q_len query rows of each sequence. */
 nbl_attend_args problem_attend_args(problem *p, uint32_t i);
 /** The vectors of those tokens, over what was appended. */
 nbl_gather_args problem_gather_args(problem *p, uint32_t i);
 /** Page 0 of the pool to page 1. */
 nbl_copy_pages_args problem_copy_args(problem *p, uint32_t i);
-/** Append and attend, on one side. */
+/** Append, attend, and attend again with other lengths and the same workspace, on one side. */
 void problem_step(problem *p, uint32_t i);
 
 #endif
