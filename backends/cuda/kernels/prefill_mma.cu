@@ -45,15 +45,17 @@ CUDA_DEVICE void ask_image(const attend_params &p, memory<KD, VD> &m, const pref
 template <int KD, int VD>
 CUDA_DEVICE void load_queries(const attend_params &p, memory<KD, VD> &m, const prefill_item &it)
 {
-    constexpr uint32_t pieces = KD / 16u;
+    constexpr uint32_t pieces = KD / 16u, step = THREADS / pieces;
     const cuda_sequence s = p.sequences[it.sequence];
+    const uint32_t row = threadIdx.x / pieces, piece = threadIdx.x % pieces;
+    prefill_query_walk w = prefill_query_walk_from(p, it, s, row, step, piece);
     if (threadIdx.x < PREFILL_ROWS) {
         m.rows[threadIdx.x] = prefill_row_of(p, it, s, threadIdx.x);
     }
-    for (uint32_t i = threadIdx.x; i < PREFILL_ROWS * pieces; i += THREADS) {
-        const int8_t *from = prefill_query_piece(p, it, s, i / pieces, i % pieces);
-        *(uint4 *)(void *)(m.queries + prefill_piece<KD>(i / pieces, i % pieces)) =
-            from != NULL ? *(const uint4 *)(const void *)from : make_uint4(0, 0, 0, 0);
+    for (uint32_t i = row; i < PREFILL_ROWS; i += step) {
+        *(uint4 *)(void *)(m.queries + prefill_piece<KD>(i, piece)) =
+            i < w.rows ? *(const uint4 *)(const void *)w.from : make_uint4(0, 0, 0, 0);
+        prefill_query_step(w, p.group_rows);
     }
 }
 

@@ -47,7 +47,8 @@ template <int KD, int VD> struct alignas(1024) memory {
     prefill_row rows[2][PREFILL_ROWS];
     float2 ends[2][PREFILL_ROWS]; /* M and L of rows that are done, for their LSE */
     prefill_item items[2];
-    prefill_item next; /* of a loading thread */
+    prefill_item next; /* of a loading thread, as is the unit of the item before */
+    uint32_t unit;
     uint32_t table[PREFILL_STEPS];
     uint64_t item_full[2], item_empty[2];
 };
@@ -91,13 +92,14 @@ CUDA_DEVICE void write_ended(const attend_params &p, const memory<KD, VD> &m, ui
 template <int KD, int VD>
 CUDA_DEVICE void load_queries(const attend_params &p, memory<KD, VD> &m, const prefill_item &it, uint32_t slot)
 {
-    constexpr uint32_t pieces = KD / 16u;
+    constexpr uint32_t pieces = KD / 16u, step = QUERY_LOADERS / pieces;
     const cuda_sequence s = p.sequences[it.sequence];
-    const uint32_t first = ptx_thread() - (LOADERS - QUERY_LOADERS);
-    for (uint32_t i = first; i < PREFILL_ROWS * pieces; i += QUERY_LOADERS) { /* all of them are on the way together */
-        const int8_t *from = prefill_query_piece(p, it, s, i / pieces, i % pieces);
-        ptx_cp_async_16_zfill(ptx_shared_address(m.queries[slot] + prefill_piece<KD>(i / pieces, i % pieces)),
-                              from != NULL ? from : p.codes, from != NULL ? 16u : 0u);
+    const uint32_t first = ptx_thread() - (LOADERS - QUERY_LOADERS), piece = first % pieces;
+    prefill_query_walk w = prefill_query_walk_from(p, it, s, first / pieces, step, piece);
+    for (uint32_t i = first / pieces; i < PREFILL_ROWS; i += step) { /* all of them are on the way together */
+        ptx_cp_async_16_zfill(ptx_shared_address(m.queries[slot] + prefill_piece<KD>(i, piece)),
+                              i < w.rows ? w.from : p.codes, i < w.rows ? 16u : 0u);
+        prefill_query_step(w, p.group_rows);
     }
     for (uint32_t i = first; i < PREFILL_ROWS; i += QUERY_LOADERS) {
         m.rows[slot][i] = prefill_row_of(p, it, s, i);
@@ -112,20 +114,21 @@ CUDA_DEVICE void load_queries(const attend_params &p, memory<KD, VD> &m, const p
 template <int KD, int VD> CUDA_DEVICE void load_items(const attend_params &p, memory<KD, VD> &m)
 {
     const bool takes = threadIdx.x == LOADERS - QUERY_LOADERS;
-    uint32_t unit = 0, n = 0, rows[2] = {0, 0}; /* of the item before the last, and the last */
+    uint32_t n = 0;
     for (;; ++n) {
         const uint32_t slot = n % 2u;
         if (takes) {
-            m.next = prefill_item_of(p, atomicAdd(p.prefill_items, 1u), &unit);
+            m.next = prefill_item_of(p, atomicAdd(p.prefill_items, 1u), &m.unit);
         }
         ptx_mbarrier_wait_idle(ptx_shared_address(&m.item_empty[slot]), n / 2u % 2u ^ 1u, 5u * IDLE);
+        write_ended(p, m, slot, m.items[slot].rows);
+        wgmma_bar_sync(LOADER_BARRIER, QUERY_LOADERS);
         if (takes) {
             m.items[slot] = m.next;
         }
         __syncwarp();
         wgmma_bar_sync(LOADER_BARRIER, QUERY_LOADERS);
         const prefill_item it = m.items[slot];
-        write_ended(p, m, slot, rows[0]);
         if (it.tile_end > 0) {
             load_queries(p, m, it, slot);
         }
@@ -133,12 +136,10 @@ template <int KD, int VD> CUDA_DEVICE void load_items(const attend_params &p, me
         if (it.tile_end == 0) {
             break;
         }
-        rows[0] = rows[1];
-        rows[1] = it.rows;
     }
     ++n;
     ptx_mbarrier_wait_idle(ptx_shared_address(&m.item_empty[n % 2u]), n / 2u % 2u ^ 1u, IDLE);
-    write_ended(p, m, n % 2u, rows[1]);
+    write_ended(p, m, n % 2u, m.items[n % 2u].rows);
 }
 
 /* The images of all items, by one thread. */
@@ -424,11 +425,13 @@ __global__ void __launch_bounds__(THREADS, 1) prefill_wgmma_kernel(const __grid_
     extern __shared__ __align__(1024) uint8_t dynamic[];
     memory<KD, VD> &m = *reinterpret_cast<memory<KD, VD> *>(dynamic);
     if (threadIdx.x == 0) {
+        m.unit = 0;
         for (uint32_t i = 0; i < STAGES; ++i) {
             ptx_mbarrier_init(ptx_shared_address(&m.stages[i].full), 1);
             ptx_mbarrier_init(ptx_shared_address(&m.stages[i].empty), CONSUMERS);
         }
         for (uint32_t i = 0; i < 2u; ++i) {
+            m.items[i].rows = 0;
             ptx_mbarrier_init(ptx_shared_address(&m.item_full[i]), QUERY_LOADERS);
             ptx_mbarrier_init(ptx_shared_address(&m.item_empty[i]), CONSUMERS + 1u);
         }

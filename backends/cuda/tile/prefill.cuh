@@ -235,16 +235,43 @@ CUDA_DEVICE prefill_row prefill_row_of(const attend_params &p, const prefill_ite
     return r;
 }
 
-/** 16 bytes of the codes of row i of an item; NULL past the dimension and the rows. */
-CUDA_DEVICE const int8_t *prefill_query_piece(const attend_params &p, const prefill_item &it, const cuda_sequence &s,
-                                              uint32_t i, uint32_t piece)
+/** Where 16 bytes of the codes of rows row, row + step, row + 2 step, ... of an item are: no division for each. */
+struct prefill_query_walk {
+    const int8_t *from;
+    uint32_t rows;  /**< of the item, if the bytes are in the dimension; else 0 */
+    uint32_t head;  /**< in the group */
+    uint32_t heads; /**< further on in a step, tokens left aside */
+    uint32_t bytes; /**< of a step */
+    uint32_t wrap;  /**< more, where a step goes past the last head */
+};
+
+/** Begins at row `row`; piece: which 16 bytes. */
+CUDA_DEVICE prefill_query_walk prefill_query_walk_from(const attend_params &p, const prefill_item &it,
+                                                       const cuda_sequence &s, uint32_t row, uint32_t step,
+                                                       uint32_t piece)
 {
-    if (i >= it.rows || piece * 16u >= p.k_dim_padded) {
-        return NULL;
+    const uint32_t head_bytes = p.k_dim_padded, token_bytes = p.q_heads * head_bytes;
+    const uint32_t index = it.first_row + row, token = index / p.group_rows;
+    prefill_query_walk w;
+    w.rows = piece * 16u < p.k_dim_padded ? it.rows : 0u;
+    w.head = index % p.group_rows;
+    w.heads = step % p.group_rows;
+    w.bytes = step / p.group_rows * token_bytes + w.heads * head_bytes;
+    w.wrap = token_bytes - p.group_rows * head_bytes;
+    w.from = p.codes + (uint64_t)((uint32_t)s.q_first + token) * token_bytes +
+             (it.kv_head * p.group_rows + w.head) * head_bytes + piece * 16u;
+    return w;
+}
+
+/** A step further; the address is of use only for rows below w.rows. */
+CUDA_DEVICE void prefill_query_step(prefill_query_walk &w, uint32_t group_rows)
+{
+    w.head += w.heads;
+    w.from += w.bytes;
+    if (w.head >= group_rows) {
+        w.head -= group_rows;
+        w.from += w.wrap;
     }
-    uint32_t token = (uint32_t)s.q_first + (it.first_row + i) / p.group_rows;
-    uint32_t head = it.kv_head * p.group_rows + (it.first_row + i) % p.group_rows;
-    return p.codes + ((uint64_t)token * p.q_heads + head) * p.k_dim_padded + piece * 16u;
 }
 
 /* ------------------------------------------------------------------------------------------------ rows of a warp */
