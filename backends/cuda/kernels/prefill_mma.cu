@@ -160,7 +160,8 @@ template <int KD, int VD> CUDA_DEVICE void do_item(const attend_params &p, memor
     float o[VD / 2];
     prefill_rows_begin(r, rows_of_warp(m));
     prefill_rows_clear(r, o);
-    for (uint32_t tile = it.tile_first; tile < it.tile_end; ++tile) {
+    const uint32_t end = it.tile_end; /* after the last tile the item may be another one already */
+    for (uint32_t tile = it.tile_first; tile < end; ++tile) {
         const uint8_t *image = m.images[tile % STAGES];
         uint32_t packed[16];
         float b[2], l[2];
@@ -183,8 +184,8 @@ template <int KD, int VD> CUDA_DEVICE void do_item(const attend_params &p, memor
         int32_t(&a)[VD / 2] = reinterpret_cast<int32_t(&)[VD / 2]>(s); /* the scores are done with */
         sums_of<VD>(a, packed, ptx_shared_address(image) + prefill_image<KD, VD>::v_at + after(l));
         prefill_add_tile(a, b, o);
-        if (tile + 1u == it.tile_end || tile % CUDA_CHUNK_TILES == CUDA_CHUNK_TILES - 1u) {
-            end_chunk(p, it, tile + 1u == it.tile_end, r, rows_of_warp(m), ptx_thread() / 32u * 16u, o);
+        if (tile + 1u == end || tile % CUDA_CHUNK_TILES == CUDA_CHUNK_TILES - 1u) {
+            end_chunk(p, it, tile + 1u == end, r, rows_of_warp(m), ptx_thread() / 32u * 16u, o);
         }
         __syncthreads();
     }
