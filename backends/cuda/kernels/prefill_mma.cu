@@ -47,7 +47,7 @@ CUDA_DEVICE void load_queries(const attend_params &p, memory<KD, VD> &m, const p
 {
     constexpr uint32_t pieces = KD / 16u, step = THREADS / pieces;
     const cuda_sequence s = p.sequences[it.sequence];
-    const uint32_t row = threadIdx.x / pieces, piece = threadIdx.x % pieces;
+    const uint32_t row = ptx_thread() / pieces, piece = ptx_thread() % pieces;
     prefill_query_walk w = prefill_query_walk_from(p, it, s, row, step, piece);
     if (threadIdx.x < PREFILL_ROWS) {
         m.rows[threadIdx.x] = prefill_row_of(p, it, s, threadIdx.x);
@@ -160,8 +160,7 @@ template <int KD, int VD> CUDA_DEVICE void do_item(const attend_params &p, memor
     float o[VD / 2];
     prefill_rows_begin(r, rows_of_warp(m));
     prefill_rows_clear(r, o);
-    const uint32_t end = it.tile_end; /* after the last tile the item may be another one already */
-    for (uint32_t tile = it.tile_first; tile < end; ++tile) {
+    for (uint32_t tile = it.tile_first; tile < it.tile_end; ++tile) {
         const uint8_t *image = m.images[tile % STAGES];
         uint32_t packed[16];
         float b[2], l[2];
@@ -184,8 +183,8 @@ template <int KD, int VD> CUDA_DEVICE void do_item(const attend_params &p, memor
         int32_t(&a)[VD / 2] = reinterpret_cast<int32_t(&)[VD / 2]>(s); /* the scores are done with */
         sums_of<VD>(a, packed, ptx_shared_address(image) + prefill_image<KD, VD>::v_at + after(l));
         prefill_add_tile(a, b, o);
-        if (tile + 1u == end || tile % CUDA_CHUNK_TILES == CUDA_CHUNK_TILES - 1u) {
-            end_chunk(p, it, tile + 1u == end, r, rows_of_warp(m), ptx_thread() / 32u * 16u, o);
+        if (tile + 1u == it.tile_end || tile % CUDA_CHUNK_TILES == CUDA_CHUNK_TILES - 1u) {
+            end_chunk(p, it, tile + 1u == it.tile_end, r, rows_of_warp(m), ptx_thread() / 32u * 16u, o);
         }
         __syncthreads();
     }
@@ -215,6 +214,7 @@ __global__ void __launch_bounds__(THREADS, 1) prefill_mma_kernel(const __grid_co
         load_queries(p, m, it);
         __syncthreads();
         do_item(p, m, it);
+        __syncthreads(); /* all have read where the item ends */
     }
 }
 
