@@ -74,13 +74,14 @@ static void set_lengths(problem *p, uint32_t round)
     }
 }
 
-/* Random bytes: what is not written shows. */
-static void poison_outputs(const problem *p)
+/* Random bytes in outputs and pages, so that what is not written shows; then all tokens but the last. */
+static void begin(problem *p)
 {
-    array *const outputs[] = {p->o, p->lse, p->shorter_o, p->shorter_lse};
-    for (uint32_t i = 0; i < COUNT(outputs); ++i) {
-        world_send(p->w, outputs[i]);
+    array *const written[] = {p->o, p->lse, p->shorter_o, p->shorter_lse, p->codes, p->scales};
+    for (uint32_t i = 0; i < COUNT(written); ++i) {
+        world_send(p->w, written[i]);
     }
+    problem_fill(p);
 }
 
 static void replay(problem *p, cudaGraphExec_t exec)
@@ -90,12 +91,11 @@ static void replay(problem *p, cudaGraphExec_t exec)
              p->v_format, p->shape.page_tokens, p->shape.k_dim, p->q_len, p->kv_len[0], p->kv_len[1], p->kv_len[2],
              p->kv_len[3]);
     w->case_text = p->text;
-    problem_fill(p);
-    poison_outputs(p);
+    begin(p);
     problem_step(p, SIM);
     expect_cuda(w, cudaGraphLaunch(exec, stream_of(w)), "cudaGraphLaunch");
     compare(p, "replayed");
-    poison_outputs(p);
+    begin(p);
     problem_step(p, SIM);
     problem_step(p, CUDA);
     compare(p, "eager");
@@ -124,8 +124,9 @@ int main(void)
     } runs[] = {{{NBL_INT4P, NBL_INT4P, NBL_Q8}, 64, 128, 1}, /* decode */
                 {{NBL_MXFP4, NBL_MXFP4, NBL_Q8}, 16, 128, 1},  {{NBL_INT4P, NBL_INT8, NBL_Q8}, 256, 64, 1},
                 {{NBL_MXFP4, NBL_INT8, NBL_Q4}, 32, 96, 1},    {{NBL_INT8, NBL_INT8, NBL_Q8}, 8, 256, 1},
-                {{NBL_INT4P, NBL_INT8, NBL_Q8}, 64, 128, 3}, /* prefill: few rows, chunks of a long prompt */
-                {{NBL_MXFP4, NBL_MXFP4, NBL_Q8}, 16, 128, 40}, {{NBL_INT4P, NBL_INT4P, NBL_Q4}, 32, 64, 70}};
+                {{NBL_INT4P, NBL_INT8, NBL_Q8}, 64, 128, 3}, /* prefill: few rows, split into chunks */
+                {{NBL_MXFP4, NBL_MXFP4, NBL_Q8}, 16, 128, 40}, {{NBL_INT4P, NBL_INT4P, NBL_Q4}, 32, 64, 70},
+                {{NBL_INT4P, NBL_INT8, NBL_Q8}, 64, 128, 2000}}; /* several items for each multiprocessor */
     static world w;
     cudaStream_t stream = NULL;
     if (world_open(&w, "sim", "cuda") != 0) {

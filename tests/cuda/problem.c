@@ -299,7 +299,8 @@ void problem_make(problem *p, world *w, const uint32_t formats[3], uint32_t page
     p->shape.kv_heads = KV_HEADS;
     p->shape.k_dim = p->shape.v_dim = dim;
     p->shape.page_tokens = page_tokens;
-    p->shape.k_hadamard = p->shape.v_hadamard = 32;
+    p->shape.k_hadamard = 32;
+    p->shape.v_hadamard = dim == 128 ? 128 : 32; /* 128: outputs are written as whole rows */
     p->shape.centering = NBL_CENTERING_ALL;
     make_pool(p);
     make_arrays(p);

@@ -122,6 +122,7 @@ template <int KD, int VD> CUDA_DEVICE void load_items(const attend_params &p, me
         }
         ptx_mbarrier_wait_idle(ptx_shared_address(&m.item_empty[slot]), n / 2u % 2u ^ 1u, 5u * IDLE);
         write_ended(p, m, slot, m.items[slot].rows);
+        __syncwarp();
         wgmma_bar_sync(LOADER_BARRIER, QUERY_LOADERS);
         if (takes) {
             m.items[slot] = m.next;
