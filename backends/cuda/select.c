@@ -74,8 +74,9 @@ static void plan_images(cuda_plan *p, const attend_bounds *b)
     uint64_t rows_per_head = (uint64_t)b->q_len_max * (b->q_heads / b->kv_heads);
     uint32_t dim = cuda_prefill_dim(b->k_dim, b->v_dim);
     uint64_t units = (uint64_t)b->batch * b->kv_heads;
+    uint64_t token_bytes = (uint64_t)b->q_heads * padded(b->k_dim); /* of codes; prefill_query_walk counts in 32 bits */
     p->items_at = p->totals_at = p->images_at = p->bytes;
-    if (dim == 0 || rows_per_head < CUDA_PREFILL_ROWS_MIN || units == 0) {
+    if (dim == 0 || rows_per_head < CUDA_PREFILL_ROWS_MIN || units == 0 || token_bytes > UINT32_MAX) {
         return;
     }
     p->image_tiles = b->kv_len_max == 0 ? 1u : (b->kv_len_max + TILE_TOKENS - 1u) / TILE_TOKENS;

@@ -152,6 +152,17 @@ Test(cuda_select, prefill_takes_dimensions_up_to_128)
     cr_assert(cuda_plan_make(&b).slab_units == 0, "a prefill with 256 elements of V");
 }
 
+/* The kernel walks from token to token in 32 bits. */
+Test(cuda_select, no_prefill_where_codes_of_a_token_take_4_gib)
+{
+    attend_bounds b = prefill_bounds();
+    b.q_tokens = b.q_len_max = 8;
+    b.q_heads = (1u << 25) - b.kv_heads;
+    cr_assert(cuda_plan_make(&b).slab_units > 0, "%u heads of 128 bytes", b.q_heads);
+    b.q_heads = 1u << 25;
+    cr_assert(cuda_plan_make(&b).slab_units == 0, "%u heads of 128 bytes", b.q_heads);
+}
+
 Test(cuda_select, prefill_splits_when_it_has_fewer_items_than_the_device_processors)
 {
     attend_bounds b = prefill_bounds();

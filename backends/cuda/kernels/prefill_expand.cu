@@ -465,9 +465,8 @@ extern "C" cudaError_t nbl_cuda_prefill_expand(const attend_params *p, cudaStrea
 extern "C" int nbl_cuda_prefill_supports(const attend_params *p)
 {
     uint64_t rows = (uint64_t)p->q_len_max * p->group_rows;
-    uint64_t token_bytes = (uint64_t)p->q_heads * p->k_dim_padded; /* of codes: prefill_query_walk */
-    return p->slab_units > 0 && rows >= CUDA_PREFILL_ROWS_MIN && token_bytes <= UINT32_MAX && p->cap == 0.0f &&
-           p->alibi_slopes == NULL && p->tree_mask == NULL && (p->state_head.data == NULL || p->split);
+    return p->slab_units > 0 && rows >= CUDA_PREFILL_ROWS_MIN && p->cap == 0.0f && p->alibi_slopes == NULL &&
+           p->tree_mask == NULL && (p->state_head.data == NULL || p->split);
 }
 
 /* wgmma where there is any; a build with NIBBLE_CUDA_PREFILL_MMA tests the other kernel there. */
